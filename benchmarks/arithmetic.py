@@ -48,9 +48,9 @@ def dot(precision: Any) -> Callable[[Any, int, Accumulations], Multiply]:
     """Triton's ``dot``."""
 
     def of(dtype: Any, depth: int, known: Accumulations) -> Multiply:
-        found = dot_product(dtype, dtype, np.dtype(np.float32), precision, known)
-        product = tensor_product(dtype, dtype, np.float32, depth)
-        return found or (lambda a, b: product(a, b, None))
+        product = dot_product(dtype, dtype, np.dtype(np.float32), precision, known)
+        product = product or tensor_product(dtype, dtype, np.float32, depth)
+        return lambda a, b: product(a, b, None)
 
     return of
 

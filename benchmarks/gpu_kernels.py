@@ -409,8 +409,12 @@ def _median(function: Callable[..., Any], sets: Sequence[tuple[Any, ...]], round
     return seconds
 
 
-def _told(error: Exception) -> str:
-    """An error in a line; an assertion may have no words."""
+#: What a side says that needs a newer JAX than this one: no failure of the benchmark.
+_UNSUPPORTED = NotImplementedError.__name__
+
+
+def _line_of(error: Exception) -> str:
+    """Return an error as one line; an assertion may have no message."""
     return f"{type(error).__name__}: {str(error).partition(chr(10))[0][:80]}"
 
 
@@ -429,7 +433,7 @@ def measure(row: Row, rounds: int) -> dict[str, float | str]:
             operands = [jax.jit(layout)(*s) for s in sets] if layout else sets
             found[side] = _median(function, operands, rounds)
         except Exception as error:  # one that this GPU or JAX does not take costs no other row
-            found[side] = _told(error)
+            found[side] = _line_of(error)
     return found
 
 
@@ -458,7 +462,7 @@ def trace(row: Row) -> dict[str, str]:
                 out = jax.eval_shape(function, *shapes)
             found[side] = ", ".join(f"{x.dtype}{list(x.shape)}" for x in jax.tree.leaves(out))
         except Exception as error:
-            found[side] = _told(error)
+            found[side] = _line_of(error)
     return found
 
 
@@ -516,7 +520,8 @@ def main() -> None:
                 print(f"  {side}: {text}")
         if asked.json:  # whatever happens to the next row
             Path(asked.json).write_text(json.dumps(results, indent=1), encoding="utf-8")
-    if any(isinstance(found["ours"], str) for found in results["rows"].values()):
+    ours = [sides["ours"] for sides in results["rows"].values()]
+    if any(isinstance(text, str) and not text.startswith(_UNSUPPORTED) for text in ours):
         sys.exit(1)
 
 

@@ -3,24 +3,31 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Generator, Iterable, Sequence
-from contextlib import contextmanager
+import math
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
 
-from pallas_sim.bitcasts import packed_axis, whole_rows
 from pallas_sim.compat.jaxprs import key_shape, semaphore_kind, space_of
 from pallas_sim.compat.places import CopyParts
 from pallas_sim.copies import release
-from pallas_sim.dtypes import Array, bit_width
-from pallas_sim.errors import BoundsError, SimulationError
+from pallas_sim.dtypes import Array
+from pallas_sim.edges import (
+    contents_of,
+    read_inside,
+    region_inside,
+    report_edge,
+    undefined_load,
+)
+from pallas_sim.errors import SimulationError
 from pallas_sim.machine import Machine, Thread
-from pallas_sim.memory import Elements, Outside, Ref, Region, is_key_dtype
+from pallas_sim.memory import Outside, PipelinedBlocks, Ref, Region, is_key_dtype
 from pallas_sim.recording import Copy, Semaphore, Touched
 from pallas_sim.transforms import AxisSlice, Indexed, Listed, Operand, RefPart, Transform
-from pallas_sim.windows import bitcast_rows, read, region_of
+from pallas_sim.views import MemoryView, view_of, whole_view
+from pallas_sim.windows import packed_bytes, read, region_of
 
 #: ``"pass on"``: memory goes from a kernel to its caller. ``"free"``: its life ends.
 AccessKind = Literal["read", "write", "add", "pass on", "free"]
@@ -69,7 +76,7 @@ def record_access(
 def record_window(
     thread: Thread,
     ref: Ref,
-    part: Array,
+    part: Array | None,
     window: Sequence[Transform],
     operands: Sequence[Any],
     kind: AccessKind,
@@ -81,14 +88,17 @@ def record_window(
     Args:
       thread: that accesses it.
       ref: the reference.
-      part: what ``read`` gave for the window.
+      part: what ``read`` gave for the window, or None.
       window: of the reference.
       operands: of the equation.
       kind: of the access.
       line: ``file:line``.
       home: see ``record_access``.
     """
-    region = region_of(part, ref.data, window, operands)
+    try:
+        region = region_of(ref.data, window, operands, part)
+    except Outside:  # ``part`` is a copy, with what is not there
+        region = region_inside(ref.data, window, operands)
     record_access(thread, region, kind, ref.name, line, home)
 
 
@@ -100,7 +110,7 @@ def read_window(
     access: str,
     line: str,
 ) -> Array:
-    """Read a window that must be inside of its reference.
+    """Read a window; report that it reaches beyond an edge, and return a copy where it does.
 
     Args:
       thread: that accesses it.
@@ -109,73 +119,46 @@ def read_window(
       operands: of the equation.
       access: ``"load from"``, ``"store to"`` or the like, for the message.
       line: ``file:line``.
-
-    Raises:
-      BoundsError: the window reaches beyond an edge.
     """
     try:
         return read(ref.data, window, operands)
     except Outside as outside:
-        raise beyond_edge(thread, ref, access, outside, line) from None
-
-
-@contextmanager
-def inside_edges(thread: Thread, ref: Ref, access: str, line: str) -> Generator[None]:
-    """Report an index in this context that is beyond an edge of a reference; see ``beyond_edge``.
-
-    Raises:
-      BoundsError: there is one.
-    """
-    try:
-        yield
-    except Outside as outside:
-        raise beyond_edge(thread, ref, access, outside, line) from None
+        report_edge(thread, ref, access, outside, line)
+        return read_inside(ref.data, window, operands, contents_of(thread))
 
 
 def load_window(
     thread: Thread, ref: Ref, window: Sequence[Transform], operands: Sequence[Any], line: str
 ) -> Array:
-    """Read a window as ``read_window`` does, and record the load where others may reach memory."""
-    part = read_window(thread, ref, window, operands, "load from", line)
+    """Load a window, and record that where others may reach memory.
+
+    Raises:
+      UndefinedLoadError: it reaches beyond an edge; ``evaluation.run`` goes on with what it gives.
+    """
+    try:
+        part = read(ref.data, window, operands)
+    except Outside as outside:
+        load = undefined_load(thread, ref, window, operands, outside, line)
+        if thread.recorded:
+            record_window(thread, ref, load.values, window, operands, "read", line)
+        raise load from None
     if thread.recorded:
         record_window(thread, ref, part, window, operands, "read", line)
     return part
 
 
-def beyond_edge(thread: Thread, ref: Ref, access: str, outside: Outside, line: str) -> BoundsError:
-    """Report an access beyond an edge of a reference, and give the error that ends the run.
-
-    Args:
-      thread: that accesses it.
-      ref: the reference.
-      access: ``"load from"``, ``"store to"`` or the like, for the message.
-      outside: which index.
-      line: ``file:line``.
-    """
-    first, last, axis = outside.first, outside.last, outside.axis
-    index = f"index {first}" if first == last else f"indices {first} to {last}"
-    message = (
-        f"{access} {ref.name or 'a reference'} {list(ref.shape)} beyond its edge: "
-        f"{index} of axis {axis}, which has {outside.shape[axis]} elements"
-    )
-    facts: dict[str, Any] = {"ref": ref.name, "index": (first, last), "shape": tuple(ref.shape)}
-    return bounds_error(thread, message, line, **facts)
-
-
-def bounds_error(thread: Thread, message: str, line: str, **facts: Any) -> BoundsError:
-    """Report an access beyond an edge, and give the error that ends the run.
-
-    Args:
-      thread: that accesses it.
-      message: one sentence, with the numbers.
-      line: ``file:line``.
-      facts: further fields of the finding.
-    """
-    return BoundsError.of(thread.report("bounds", message, line, **facts))
-
-
 def report_input_write(thread: Thread, ref: Ref, line: str) -> None:
-    """Report a write to the window of an input; of any other reference, do nothing."""
+    """Report a write to the window of an input; of any other reference, do nothing.
+
+    Whether a window of ``emit_pipeline`` is an input's is known at its end: ``report_windows``.
+    """
+    if ref.blocks is not None and ref.blocks.store is None:
+        message = (
+            f"store to the window of the input {ref.blocks.array}, which emit_pipeline does not "
+            "write back: what the next step reads there depends on whether it has the same block"
+        )
+        facts: dict[str, Any] = {"ref": ref.blocks.array, "shape": tuple(ref.shape)}
+        ref.blocks.store = thread.finding("input-write", message, line, **facts)
     if not ref.is_input:
         return
     message = (
@@ -183,6 +166,26 @@ def report_input_write(thread: Thread, ref: Ref, line: str) -> None:
         "what the next program or the caller reads there depends on the chip"
     )
     thread.report("input-write", message, line, ref=ref.name, shape=tuple(ref.shape))
+
+
+def move_block(ref: Ref, array: str, move: Literal["fetch", "write back"]) -> None:
+    """Note a copy between an array and a window of ``emit_pipeline``.
+
+    Args:
+      ref: the window.
+      array: name of the array.
+      move: what the copy does.
+    """
+    if ref.blocks is None:
+        ref.blocks = PipelinedBlocks(array)
+    ref.blocks.written_back |= move == "write back"
+
+
+def report_windows(thread: Thread, refs: Iterable[Ref]) -> None:
+    """Report stores to the windows of inputs of ``emit_pipeline``, at the end of their scope."""
+    for ref in refs:
+        if ref.blocks is not None and not ref.blocks.written_back and ref.blocks.store is not None:
+            thread.machine.report(ref.blocks.store)
 
 
 # Memory and semaphores of a scope, or of a kernel's scratch operands.
@@ -205,6 +208,7 @@ def allocate(thread: Thread, aval: Any, name: str, *site: Any) -> Ref:
 
 def free(thread: Thread, refs: Sequence[Ref], line: str) -> None:
     """End the life of what ``allocate`` gave: report copies and counts that are left."""
+    report_windows(thread, refs)
     if thread.recorded:
         for ref in refs:
             if ref.data.dtype != object:
@@ -268,42 +272,22 @@ class _Side:
     """One side of a copy.
 
     Attributes:
-      memory: a view of the memory; rows are along its first axis.
-      cast: the dtype as which it is accessed, if its rows are no view of memory.
-      packed: how many rows of memory are one row of that dtype.
+      view: of the memory; rows are along its first axis.
       rows: the rows that are copied, in order; None for all.
-      kept: which rows are not ignored; None for all.
+      kept: which rows are there and not ignored; None for all.
       lists: the memory of the list of indices.
+      beyond: whether the window reaches beyond an edge, so that ``memory`` is a copy.
     """
 
-    memory: Array
-    cast: Any = None
-    packed: int = 1
+    view: MemoryView
     rows: Array | None = None
     kept: Array | None = None
     lists: tuple[Region, ...] = ()
-
-    @property
-    def height(self) -> int:
-        """The number of rows."""
-        return self.memory.shape[0] // self.packed
-
-    def elements(self, rows: Array) -> Elements:
-        """Return the elements of memory that are some rows."""
-        if self.packed > 1:
-            rows = (rows[:, None] * self.packed + np.arange(self.packed)).ravel()
-        return Elements(self.memory, (rows,))
+    beyond: bool = False
 
     def read(self, rows: Array) -> Array:
         """Return the values of some rows."""
-        values = self.memory[self.elements(rows).key]
-        return values if self.cast is None else bitcast_rows(values, self.cast)
-
-    def write(self, rows: Array, values: Array) -> None:
-        """Change some rows."""
-        if self.cast is not None:
-            values = bitcast_rows(np.asarray(values), self.memory.dtype)
-        self.memory[self.elements(rows).key] = values
+        return self.view.take((rows,))
 
 
 def is_indexed(parts: CopyParts, avals: Sequence[Any]) -> bool:
@@ -318,7 +302,7 @@ def is_indexed(parts: CopyParts, avals: Sequence[Any]) -> bool:
 
 def _list(part: RefPart, avals: Sequence[Any]) -> Listed | None:
     last = part.transforms[-1] if part.transforms else None
-    if not isinstance(last, Indexed):
+    if not isinstance(last, Indexed) or not last.indices:
         return None
     first, *rest = last.indices
     if not all(isinstance(index, AxisSlice) for index in rest):
@@ -346,16 +330,15 @@ def indexed_copy(
       operands: of the equation.
       line: of the copy.
       adds: whether it adds to what is there.
-
-    Raises:
-      BoundsError: an index or a window is beyond the edge.
     """
     from_: Ref = operands[parts.source.position]
     to: Ref = operands[parts.target.position]
     source = _side(thread, parts.source, avals, operands, "copy from", line)
     target = _side(thread, parts.target, avals, operands, "copy to", line)
-    reshaped = target.memory.size and not np.may_share_memory(target.memory, to.data)
-    if reshaped or (adds and target.cast is not None):
+    memory = target.view.units
+    direct = target.beyond or np.may_share_memory(memory, to.data)
+    reshaped = memory.size and not direct
+    if reshaped or (adds and memory.dtype != target.view.dtype):
         raise SimulationError(f"a scatter to {to.name or 'a reference'}, which is reshaped before")
     listed = next(side for side in (source, target) if side.rows is not None)
     assert listed.rows is not None
@@ -369,17 +352,20 @@ def indexed_copy(
     rows_from, rows_to = (
         chosen if side.rows is None else side.rows[chosen] for side in (source, target)
     )
-    size = count * source.read(np.zeros(1, np.int64)).nbytes if source.height else 0
+    elements_of_row = math.prod(source.view.shape[1:])
+    size = packed_bytes(count * elements_of_row, source.view.dtype) if source.view.shape[0] else 0
+    elements = target.view.at((rows_to,))
 
     def write(values: Array) -> None:
         if adds:
-            np.add.at(target.memory, rows_to, values)
+            shape = (-1, *elements.memory.shape[len(elements.key) :])
+            np.add.at(elements.memory, elements.key, values.reshape(shape))
         else:
-            target.write(rows_to, values)
+            target.view.set((rows_to,), values)
 
     return Copy(
-        source=source.elements(rows_from),
-        target=target.elements(rows_to),
+        source=source.view.at((rows_from,)),
+        target=elements,
         read=lambda: source.read(rows_from),
         write=write,
         names=(from_.name, to.name),
@@ -403,34 +389,35 @@ def _side(
 ) -> _Side:
     ref: Ref = operands[part.position]
     listed = _list(part, avals)
-    with inside_edges(thread, ref, how, line):
-        if listed is None:
-            return _Side(*_rows(ref.data, part.transforms, operands))
-        *outer, last = part.transforms
-        assert isinstance(last, Indexed)
-        height = last.shape[0]
-        others = replace(last, indices=(AxisSlice(0, height, 1), *last.indices[1:]), joint=())
-        memory, cast, packed = _rows(ref.data, [*outer, others], operands)
-        indices = operands[listed.position]
-        lists: tuple[Region, ...] = ()
-        if isinstance(indices, Ref):
-            indices = read(indices.data, listed.transforms, operands)
-            lists = (indices,)
-        rows = np.array(indices, np.int64)
-        kept = None if listed.ignored is None else rows != listed.ignored
-        used = rows if kept is None else rows[kept]
-        if used.size and (used.min() < 0 or used.max() >= height):
-            raise Outside.of(0, used, last.shape)
-        return _Side(memory, cast, packed, rows, kept, lists)
 
+    def view_of_rows(transforms: Sequence[Transform]) -> tuple[MemoryView, bool]:
+        try:
+            view = view_of(ref.data, transforms, operands)
+            return view or whole_view(read(ref.data, transforms, operands)), False
+        except Outside as outside:
+            report_edge(thread, ref, how, outside, line)
+            return whole_view(
+                read_inside(ref.data, transforms, operands, contents_of(thread))
+            ), True
 
-def _rows(
-    array: Array, transforms: Sequence[Transform], operands: Sequence[Any]
-) -> tuple[Array, Any, int]:
-    """Return a window's memory as a view, its dtype, and how many rows of memory are one of it."""
-    window = whole_rows(array, transforms, operands)
-    if window is None:
-        return read(array, transforms, operands), None, 1
-    memory, dtype = window
-    packed = bit_width(dtype) // bit_width(memory.dtype) if packed_axis(memory) == 0 else 1
-    return memory, dtype, packed
+    if listed is None:
+        view, beyond = view_of_rows(part.transforms)
+        return _Side(view, beyond=beyond)
+    *outer, last = part.transforms
+    assert isinstance(last, Indexed)
+    height = last.shape[0]
+    others = replace(last, indices=(AxisSlice(0, height, 1), *last.indices[1:]), joint=())
+    view, beyond = view_of_rows([*outer, others])
+    indices = operands[listed.position]
+    lists: tuple[Region, ...] = ()
+    if isinstance(indices, Ref):
+        indices = read_window(thread, indices, listed.transforms, operands, "copy by", line)
+        lists = (indices,)
+    rows = np.array(indices, np.int64)
+    kept = None if listed.ignored is None else rows != listed.ignored
+    used = rows if kept is None else rows[kept]
+    if used.size and (used.min() < 0 or used.max() >= height):
+        report_edge(thread, ref, how, Outside.of(0, used, last.shape), line)
+        inside = (rows >= 0) & (rows < height)
+        kept = inside if kept is None else kept & inside
+    return _Side(view, rows, kept, lists, beyond=beyond)

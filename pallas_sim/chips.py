@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from types import MappingProxyType
 from typing import Any
@@ -36,6 +36,7 @@ class Tpu:
       torus_dims: dims of the interconnect: a torus of three, or a mesh of two.
       devices: that JAX shows for one chip in the topologies of libtpu.
       device_cores: TensorCores of such a device.
+      device_bytes: bytes of HBM that a program may use on such a device; 0 if it is not known.
     """
 
     device_kind: str
@@ -46,12 +47,13 @@ class Tpu:
     torus_dims: int
     devices: int = 1
     device_cores: int = 1
+    device_bytes: int = 0
 
 
-#: Dims of the interconnect are of Google's data sheets. Memory is measured with libtpu 0.0.51: the
-#: largest windows and scratch that compile, by bisection, and the limits that it names where it
-#: rejects. So are devices: v4 and tpu7x have two TensorCores with a device each; v5p's two are
-#: fused into one.
+#: Dims of the interconnect are of Google's data sheets. Memory is measured with libtpu 0.0.51, HBM
+#: with 0.0.50.1: the largest windows, scratch and arrays that compile, by bisection, and the limits
+#: that it names where it rejects. So are devices: v4 and tpu7x have two TensorCores with a device
+#: each; v5p's two are fused into one.
 TPUS: dict[str, Tpu] = {
     "v4": Tpu(
         device_kind="TPU v4",
@@ -60,12 +62,14 @@ TPUS: dict[str, Tpu] = {
         vmem_limit=16 * _MIB,
         torus_dims=3,
         devices=2,
+        device_bytes=15614 * _MIB,
     ),
     "v5e": Tpu(
         device_kind="TPU v5 lite",
         vmem=128 * _MIB,
         vmem_limit=16 * _MIB,
         torus_dims=2,
+        device_bytes=16124 * _MIB,
     ),
     "v5p": Tpu(
         device_kind="TPU v5",
@@ -74,12 +78,14 @@ TPUS: dict[str, Tpu] = {
         vmem_limit=16 * _MIB,
         torus_dims=3,
         device_cores=2,
+        device_bytes=98024 * _MIB,
     ),
     "v6e": Tpu(
         device_kind="TPU v6 lite",
         vmem=128 * _MIB,
         vmem_limit=32 * _MIB,
         torus_dims=2,
+        device_bytes=31990 * _MIB,
     ),
     "tpu7x": Tpu(
         device_kind="TPU7x",
@@ -87,6 +93,7 @@ TPUS: dict[str, Tpu] = {
         vmem_limit=32 * _MIB,
         torus_dims=3,
         devices=2,
+        device_bytes=97010 * _MIB,
     ),
 }
 
@@ -275,18 +282,41 @@ GPUS: dict[str, Gpu] = {
 }
 
 
-def attributes(target: str) -> dict[str, Any]:
+#: The part of a GPU's memory that JAX takes at its start, where the environment does not say it:
+#: "GPU memory allocation" in JAX's documentation.
+_TAKEN = 0.75
+
+
+def attributes(target: str, cores: int | None = None) -> dict[str, Any]:
     """Return what ``jax.Device`` has on a chip, beside what it has on a CPU.
 
     Args:
       target: name of the chip, such as ``"h100"``.
+      cores: TensorCores of a TPU's device; by default as in the topologies of libtpu.
     """
-    chip = GPUS[target]
+    if target in GPUS:
+        gpu = GPUS[target]
+        return {
+            "core_count": gpu.cores,
+            "num_cores": gpu.cores,  # of ``jax.sharding.AbstractDevice``
+            "compute_capability": f"{gpu.capability}.0",
+            "memory_stats": _memory_stats(int(gpu.memory_bytes * _TAKEN)),
+        }
+    tpu = TPUS[target]
+    cores = cores or tpu.device_cores
     return {
-        "core_count": chip.cores,
-        "num_cores": chip.cores,  # of ``jax.sharding.AbstractDevice``
-        "compute_capability": f"{chip.capability}.0",
+        "num_cores": cores,
+        "core_on_chip": 0,
+        "memory_stats": _memory_stats(tpu.device_bytes * cores // tpu.device_cores),
     }
+
+
+def _memory_stats(limit: int) -> Callable[[], dict[str, int] | None]:
+    """Return the ``memory_stats`` of a device with so many bytes, all of them free."""
+    used = ("num_allocs", "bytes_in_use", "peak_bytes_in_use", "largest_alloc_size")
+    reserved = ("bytes_reserved", "peak_bytes_reserved")
+    stats = {**dict.fromkeys((*used, *reserved), 0), "largest_free_block_bytes": limit}
+    return lambda: {**stats, "bytes_limit": limit} if limit else None
 
 
 def is_known(target: str) -> bool:
@@ -351,6 +381,12 @@ _NAME = re.compile(r"\w[\w.-]*")
 
 #: Chips that projects added, by name.
 _added: dict[str, Tpu | Gpu] = {}
+
+
+def cores_of(name: str) -> str:
+    """Say how many TensorCores a device of a TPU has, and which chips have several."""
+    several = " and ".join(chip for chip, tpu in TPUS.items() if tpu.cores > 1)
+    return f"a device of {name} has {TPUS[name].cores}, one of {several} has 2"
 
 
 def add_chip(name: str, chip: Tpu | Gpu) -> Target:

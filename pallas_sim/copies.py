@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable
+from typing import Any
 
-from pallas_sim.findings import Wait
+from pallas_sim.findings import Signal, Wait
 from pallas_sim.machine import Machine, Thread
 from pallas_sim.memory import Elements
 from pallas_sim.recording import Chunk, Copy, Semaphore, Signalled, Started, Waited
@@ -49,7 +50,7 @@ def promise(machine: Machine, semaphore: Semaphore, copy: Copy) -> None:
 
     They can then advance the copy themselves (``wait``).
     """
-    semaphore.promised += copy.size
+    semaphore.give(copy.owner, copy.line, copy.size, copy=True)
     semaphore.copies.append(copy)
     semaphore.coming.append(copy)
     if semaphore.waiting:
@@ -60,7 +61,7 @@ def signal(thread: Thread, semaphore: Semaphore, value: int, line: str = "") -> 
     """Add ``value`` to a semaphore, and wake the tasks that wait for it."""
     machine = thread.machine
     semaphore.count += value
-    semaphore.promised += value
+    semaphore.give(thread.owner, line, value, copy=False)
     machine.recording.events.append(
         Signalled(thread.number, semaphore, value, line, thread.program)
     )
@@ -100,8 +101,9 @@ def wait(
                 timeline.move(copy, "waited", copy.size)
         semaphore.copies.clear()
     if decrement:
-        semaphore.count -= value
-        semaphore.taken += value
+        semaphore.take(thread.owner, line, value)
+    else:
+        semaphore.looked = True
     machine.recording.events.append(
         Waited(thread.number, semaphore, value, decrement, line, thread.program)
     )
@@ -144,6 +146,7 @@ def release(thread: Thread, semaphores: Iterable[Semaphore], line: str) -> None:
     for semaphore in semaphores:
         if not semaphore.count and not semaphore.copies:
             continue
+        reported = 0  # bytes of copies that nothing waits for, which is a finding of its own
         for copy in list(semaphore.copies):
             # Finish the copy, so that the outputs of the run do not depend on how far it came. The
             # missing wait is a finding in any case.
@@ -158,12 +161,29 @@ def release(thread: Thread, semaphores: Iterable[Semaphore], line: str) -> None:
                 )
                 line_of_copy = copy.line or line
                 thread.report("unwaited", message, line_of_copy, ref=target, seed=machine.seed)
-        if semaphore.count and not semaphore.copies:
-            unit = _unit(semaphore)
-            amount = f"{semaphore.count}{unit and ' ' + unit}"
-            message = f"{semaphore.name} ends with {amount} that no wait took"
-            thread.report("leftover", message, line, ref=semaphore.name, seed=machine.seed)
+            reported += copy.size if copy.reported else 0
+        if semaphore.count and semaphore.count != reported:
+            _report_leftover(thread, semaphore, line)
         semaphore.copies.clear()
+
+
+def _report_leftover(thread: Thread, semaphore: Semaphore, line: str) -> None:
+    """Report what a semaphore has at its end, with who gave and who took."""
+    unit = _unit(semaphore)
+    amount = f"{semaphore.count}{unit and ' ' + unit}"
+    message = f"{semaphore.name} ends with {amount} that no wait took"
+    if semaphore.count < 0:
+        message = f"{semaphore.name} ends at {amount}: signals took more than was given"
+    signals = tuple(
+        Signal(owner=owner, amount=value, line=place, copy=copy)
+        for (owner, place, copy), value in semaphore.given.items()
+    )
+    waits = tuple(
+        Wait(owner=owner, on=semaphore.name, needed=value, had=value, unit=unit, line=place)
+        for (owner, place), value in semaphore.took.items()
+    )
+    facts: dict[str, Any] = {"ref": semaphore.name, "signals": signals, "waits": waits}
+    thread.report("leftover", message, line, seed=thread.machine.seed, **facts)
 
 
 def advance(machine: Machine, copy: Copy) -> None:
@@ -231,9 +251,12 @@ def _chunks(machine: Machine, copy: Copy) -> list[Chunk]:
     rows = source.shape[axis]
     count = int(machine.random.integers(1, min(_MOST_CHUNKS, rows) + 1))
     edges = [rows * number // count for number in range(count + 1)]
-    row_size = copy.size // rows
     return [
-        Chunk(copy, row_size * (last - first), (*(slice(None),) * axis, slice(first, last)))
+        Chunk(
+            copy,
+            copy.size * last // rows - copy.size * first // rows,
+            (*(slice(None),) * axis, slice(first, last)),
+        )
         for first, last in itertools.pairwise(edges)
     ]
 

@@ -10,13 +10,14 @@ import functools
 import itertools
 import math
 import weakref
-from collections.abc import Callable, Generator, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
+from pallas_sim.chips import cores_of
 from pallas_sim.compat.jaxprs import open_jaxpr, sub_jaxprs
 from pallas_sim.compat.places import names_a_device
 from pallas_sim.errors import MissingRuleError, SimulationError
@@ -100,7 +101,7 @@ class Traffic:
     Attributes:
       asynchronous: whether it starts copies or uses semaphores.
       remote: whether it names another device.
-      collective: its ``collective_id``, or None.
+      collective: names its barrier semaphore, for all kernels that share it; None without one.
       barrier: whether its devices wait for each other at the entry.
       lasting: whether its semaphores outlive it.
     """
@@ -112,22 +113,110 @@ class Traffic:
     lasting: bool = False
 
 
-def traffic_of(jaxprs: Iterable[Any], params: Any, *, lasting: bool = False) -> Traffic:
+#: The name of a barrier semaphore that each launch of a kernel has for itself.
+OF_THE_LAUNCH = "of the launch"
+
+
+def traffic_of(
+    jaxprs: Sequence[Any], params: Any, meshes: Sequence[CoreMesh] = (), *, lasting: bool = False
+) -> Traffic:
     """Find out what the programs of a kernel do.
 
     Args:
       jaxprs: of the kernel.
       params: its compiler parameters.
+      meshes: of cores, that it runs on; none for one TensorCore.
       lasting: whether its semaphores outlive it.
+
+    Raises:
+      SimulationError: JAX or the TPU's compiler refuse how the kernel uses its barrier semaphore.
     """
     asynchronous = remote = False
+    tags: list[Any] = []
+    axes = {axis for mesh in meshes for axis in mesh.shape}
     for eqn in equations(*jaxprs):
         asynchronous |= eqn.primitive.name in _ASYNCHRONOUS
-        remote |= names_a_device(eqn)
-    collective = getattr(params, "collective_id", None)
+        remote |= names_a_device(eqn, axes)
+        if eqn.primitive.name == "get_barrier_semaphore":
+            tags.append(eqn.params.get("tag"))
+    collective = _barrier_semaphore(jaxprs, params, tags)
     skips = getattr(params, "skip_device_barrier", False)
-    barrier = remote and collective is None and not skips
-    return Traffic(asynchronous, remote, collective, barrier, lasting)
+    kinds = {mesh.kind for mesh in meshes}
+    if collective is not None and kinds and "tc" not in kinds and not remote:
+        raise SimulationError(
+            "the TPU's compiler refuses collective_id in a kernel of SparseCores that reaches no "
+            "other device (Custom barrier requested for non-communicating custom call): leave it "
+            "out"
+        )
+    if collective is not None and kinds == {"sc_vector_subcore"}:
+        # libtpu has no barrier semaphores for them: devices meet, then each kernel has its own.
+        if tags and skips:
+            raise SimulationError(
+                "the TPU's compiler refuses skip_device_barrier=True in a kernel of vector "
+                "subcores that uses pltpu.get_barrier_semaphore() (The compiler failed to allocate "
+                "a barrier semaphore): leave out one of them"
+            )
+        return Traffic(asynchronous, remote, OF_THE_LAUNCH, remote and not skips, lasting)
+    return Traffic(
+        asynchronous, remote, collective, remote and collective is None and not skips, lasting
+    )
+
+
+def _barrier_semaphore(jaxprs: Sequence[Any], params: Any, tags: Sequence[Any]) -> Any:
+    """Return the name of a kernel's barrier semaphore, or None, as JAX's lowering chooses it.
+
+    That is ``_lowered_to_custom_call_config`` of ``jax/_src/tpu_custom_call.py``.
+
+    Args:
+      jaxprs: of the kernel.
+      params: its compiler parameters.
+      tags: of each ``get_barrier_semaphore`` in the jaxprs.
+
+    Raises:
+      SimulationError: JAX refuses the parameters.
+    """
+    import jax
+
+    number = getattr(params, "collective_id", None)
+    named = list(dict.fromkeys(tag for tag in tags if tag is not None))
+    mode = getattr(jax.config, "jax_pallas_auto_assign_collective_ids", "no")
+    if len(named) > 1:
+        raise SimulationError(
+            f"JAX refuses a kernel with several barrier semaphores, of tags {_listed(named)}: the "
+            "chip gives a kernel one; use one tag"
+        )
+    if number is not None and named and mode != "override":
+        raise SimulationError(
+            f"JAX refuses collective_id={number!r} beside get_barrier_semaphore({named[0]!r}): "
+            "both choose the barrier semaphore; leave out one of them"
+        )
+    skips = getattr(params, "skip_device_barrier", False)
+    name: Any = None if mode == "override" else number
+    if name is not None and not isinstance(name, int):
+        raise SimulationError(f"JAX refuses collective_id={name!r}: it must be an integer")
+    if name is None and named:
+        name = ("tag", named[0], skips)
+    elif name is None and mode != "no":
+        name = ("kernel", tuple(map(str, jaxprs)), skips)
+    if tags and name is None:
+        raise SimulationError(
+            "JAX refuses pltpu.get_barrier_semaphore() in a kernel without "
+            "pltpu.CompilerParams(collective_id=...), which chooses the barrier semaphore"
+        )
+    allowed = getattr(params, "allow_collective_id_without_custom_barrier", False)
+    if name is not None and not tags and not allowed:
+        shown = f"collective_id={number!r}" if number is not None else f"auto-assigned ids ({mode})"
+        raise SimulationError(
+            f"JAX refuses {shown} in a kernel that does not use its barrier semaphore: wait for "
+            "the other devices with pltpu.get_barrier_semaphore(), or leave out collective_id, and "
+            "all devices wait for each other at the entry. With "
+            "allow_collective_id_without_custom_barrier=True JAX takes it, and they do not wait"
+        )
+    return name
+
+
+def _listed(names: Sequence[Any]) -> str:
+    return ", ".join(map(repr, names))
 
 
 #: An equation with the jaxprs inside of it.
@@ -225,7 +314,9 @@ def at_entry(thread: Thread, traffic: Traffic) -> None:
         meet(thread, site, me, range(cores), None, "the entry of the kernel", kind="core")
     count = math.prod(thread.sizes.values())
     if traffic.barrier and count > 1 and all(index == 0 for _, index in thread.core):
-        me, site = thread.owner.device, ("entry", thread.launch)
+        # A TPU has one semaphore for it, so devices may even be in different kernels.
+        me = thread.owner.device
+        site = ("entry",) if thread.machine.platform == "tpu" else ("entry", thread.launch)
         meet(thread, site, me, range(count), None, "the entry of the kernel")
 
 
@@ -245,6 +336,31 @@ def run_divided(
         for number in range(len(divisions))
     ]
     run_concurrently(thread, cores, lambda core: work(core, divisions[core.axes[MEGACORE]]))
+
+
+def run_on_chip(
+    thread: Thread,
+    meshes: Sequence[CoreMesh],
+    cores: Sequence[Thread],
+    work: Callable[[Thread], Any],
+) -> None:
+    """Run the cores of a kernel's meshes at the same time, as far as the chip has so many.
+
+    A mesh of TensorCores is a parallel dimension of a grid: XLA divides it among the TensorCores of
+    the chip, and each runs its part one after the other.
+    """
+    share = 1
+    if [mesh.kind for mesh in meshes] == ["tc"]:
+        share = -(-len(cores) // thread.machine.cores)
+    parts = [cores[first : first + share] for first in range(0, len(cores), share)]
+    first = {part[0].number: part for part in parts}
+
+    def run_part(core: Thread) -> None:
+        for one in first[core.number]:
+            one.in_turns = share > 1
+            work(one)
+
+    run_concurrently(thread, [part[0] for part in parts], run_part)
 
 
 def run_concurrently(
@@ -403,6 +519,9 @@ def peer_of(thread: Thread, peer: Peer | None, operands: Sequence[Any]) -> CoreA
             index //= size
     if peer.core is not None and thread.cores:
         core[next(iter(thread.cores))] = int(operands[peer.core])
+    elif peer.core is not None and thread.machine.cores == 1 and int(operands[peer.core]):
+        number, chip = int(operands[peer.core]), cores_of(thread.machine.target)
+        raise SimulationError(f"there is no TensorCore {number}: {chip}")
     for name, index in (*point.items(), *core.items()):
         size = sizes.get(name) or cores[name]
         if not 0 <= index < size:

@@ -472,3 +472,9 @@ def _values(target: Dtype) -> Array:
     with np.errstate(all="ignore"):
         numbers = values.view(target).astype(np.float64)
     return np.unique(numbers[np.isfinite(numbers) & (numbers >= 0)]) + 0.0
+
+
+def same_bits(first: Array, second: Array) -> bool:
+    """Return whether the bits of two arrays are the same: NaN is NaN."""
+    shapes = (first.shape, first.dtype) == (second.shape, second.dtype)
+    return shapes and first.tobytes() == second.tobytes()

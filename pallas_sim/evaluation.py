@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from operator import itemgetter
 from typing import Any
@@ -24,9 +25,11 @@ from pallas_sim.compat.jaxprs import (
     open_jaxpr,
     sub_jaxprs,
 )
+from pallas_sim.dtypes import same_bits
 from pallas_sim.eager import bind
-from pallas_sim.errors import BoundsError, MissingRuleError, PallasError, SimulationError
-from pallas_sim.machine import Machine, Thread
+from pallas_sim.edges import UndefinedLoadError, report
+from pallas_sim.errors import MissingRuleError, PallasError, SimulationError
+from pallas_sim.machine import Thread
 from pallas_sim.memory import from_jax, to_jax
 from pallas_sim.registry import Equation, Evaluate, find_rule
 
@@ -189,6 +192,7 @@ def _prepared(jaxpr: Any, consts: Sequence[Any] | None, around: str = "") -> Pro
                 largest = (size, step.equation)
         steps.append(replace(step, ins=ins, operands=_getter(ins), outs=outs))
     outputs = tuple(map(read, jaxpr.outvars))
+    steps = _with_sums_of_products(steps, outputs)
     freeing = _freeing(steps, large.difference(outputs))
     return Program(slots, inputs, freeing, outputs, largest, frozenset(large))
 
@@ -243,6 +247,56 @@ def _append(
             )
         )
     return new_slots
+
+
+def _with_sums_of_products(steps: list[Step], outputs: Sequence[int]) -> list[Step]:
+    """Return the steps, each float32 product that is only added to something as one with the sum.
+
+    Triton makes what is added the first value of the accumulator (``CombineDotAddFPattern`` in
+    ``triton/lib/Dialect/Triton/Transforms/Combine.td``); the rule of ``sum_of_product`` does so
+    where a chip's arithmetic is simulated.
+    """
+    products = {
+        step.outs[0]: number
+        for number, step in enumerate(steps)
+        if step.equation.name == "dot_general" and step.equation.out.dtype == np.float32
+    }
+    if not products:
+        return steps
+    uses = Counter(slot for step in steps for slot in step.ins)
+    uses.update(outputs)
+    merged: list[Step | None] = list(steps)
+    for number, step in enumerate(steps):
+        if step.equation.name != "add" or len({aval.shape for aval in step.equation.ins}) > 1:
+            continue
+        slot = next((slot for slot in step.ins if slot in products and uses[slot] == 1), None)
+        if slot is not None:
+            merged[number] = _sum_of_product(steps[products[slot]], step)
+            merged[products[slot]] = None
+    return [step for step in merged if step is not None]
+
+
+def _sum_of_product(product: Step, addition: Step) -> Step:
+    """Return the step that multiplies, and adds the other operand of an addition."""
+    other = 1 - addition.ins.index(product.outs[0])
+    ins = (*product.ins, addition.ins[other])
+    equation = replace(
+        product.equation,
+        name="sum_of_product",
+        ins=(*product.equation.ins, addition.equation.ins[other]),
+        outs=addition.equation.outs,
+    )
+    rule = find_rule(equation.name)
+    assert rule is not None
+    return replace(
+        product,
+        evaluate=rule.bind(equation),
+        threaded=rule.threaded,
+        equation=equation,
+        ins=ins,
+        operands=_getter(ins),
+        outs=addition.outs,
+    )
 
 
 def _getter(slots: Sequence[int]) -> Callable[[list[Any]], Sequence[Any]]:
@@ -341,31 +395,35 @@ def run(program: Program, thread: Thread, args: Sequence[Any]) -> list[Any]:
         raise ValueError(f"a program of {len(inputs)} inputs gets {len(args)}")
     env = program.slots.copy()
     env[inputs.start : inputs.stop] = args
-    walk: Iterable[Step] = steps
+    walk: Iterator[Step] = iter(steps)
     if machine.inspector is not None:
         walk = machine.inspector.steps(steps, thread, env)
     step: Any = None  # the ``Step`` that is evaluated
+    followed: list[Generator[Step]] = []
     try:
-        for step in walk:
-            if step.threaded:
-                result = step.evaluate(thread, *step.operands(env))
-            else:
-                result = step.evaluate(*step.operands(env))
-            if not step.several:
-                env[step.outs[0]] = result
-            elif step.outs:
-                for slot, value in zip(step.outs, result, strict=True):
-                    env[slot] = value
-            if step.dead:
-                for slot in step.dead:
-                    env[slot] = None
+        while True:
+            try:
+                for step in walk:
+                    if step.threaded:
+                        result = step.evaluate(thread, *step.operands(env))
+                    else:
+                        result = step.evaluate(*step.operands(env))
+                    if not step.several:
+                        env[step.outs[0]] = result
+                    elif step.outs:
+                        for slot, value in zip(step.outs, result, strict=True):
+                            env[slot] = value
+                    if step.dead:
+                        for slot in step.dead:
+                            env[slot] = None
+                break
+            except UndefinedLoadError as load:
+                env[step.outs[0]] = load.values
+                walk = _following(load, step, walk, thread, env, program.outputs)
+                followed.append(walk)
     except SimulationError as error:
         if not error.line and step is not None:
             error.at(step.line, thread.location)
-        raise
-    except BoundsError as error:
-        if step is not None:
-            _attribute(error, step, machine)
         raise
     except PallasError:
         raise
@@ -378,17 +436,81 @@ def run(program: Program, thread: Thread, args: Sequence[Any]) -> list[Any]:
         )
         wrapped.at(step.line, thread.location)
         raise wrapped from error
+    finally:
+        for generator in reversed(followed):
+            generator.close()
     return [env[slot] for slot in program.outputs]
 
 
-def _attribute(error: BoundsError, step: Step, machine: Machine) -> None:
-    """Attribute an access that JAX composed to the enclosing line of the user."""
-    finding, line = error.finding, step.line
-    if finding is None or finding.line or not line:
-        return
-    placed = replace(finding, line=line)
-    machine.findings[:] = [placed if known is finding else known for known in machine.findings]
-    error.findings, error.args = (placed,), (str(placed),)
+def _following(
+    load: UndefinedLoadError,
+    loading: Step,
+    walk: Iterator[Step],
+    thread: Thread,
+    env: Sequence[Any],
+    outputs: Sequence[int],
+) -> Generator[Step]:
+    """Yield the steps after a load beyond an edge, and report the load and what becomes of it.
+
+    What only computes is evaluated again with the other values that the load may give. The value
+    reaches something if it changes what the program returns, or what any other step gets.
+
+    Args:
+      load: what the load gives.
+      loading: its step.
+      walk: the steps that follow.
+      thread: who evaluates them.
+      env: the values of the slots.
+      outputs: slots of the results of the program.
+    """
+    finding = replace(load.finding, line=load.finding.line or loading.line)
+    others: dict[int, Sequence[Any]] = {loading.outs[0]: load.others}
+    dropped = False
+    try:
+        for step in walk:
+            operands = [env[slot] for slot in step.ins]
+            yield step
+            if others.keys().isdisjoint(step.ins):
+                continue
+            if not _computes(step.equation.origin):
+                break
+            changed = _changed(step, thread, operands, others)
+            for slot, values in zip(step.outs, changed, strict=True):
+                if not all(same_bits(np.asarray(env[slot]), np.asarray(v)) for v in values):
+                    others[slot] = values
+        else:
+            dropped = others.keys().isdisjoint(outputs)
+    finally:
+        report(thread, replace(finding, dropped=dropped))
+    yield from walk
+
+
+def _changed(
+    step: Step, thread: Thread, operands: Sequence[Any], others: Mapping[int, Sequence[Any]]
+) -> list[Sequence[Any]]:
+    """Return what each result of a step is with the other values of its operands."""
+    count = len(next(iter(others.values())))
+    results: list[Sequence[Any]] = []
+    for number in range(count):
+        args = [
+            others[slot][number] if slot in others else operand
+            for slot, operand in zip(step.ins, operands, strict=True)
+        ]
+        result = step.evaluate(thread, *args) if step.threaded else step.evaluate(*args)
+        results.append(result if step.several else [result])
+    return list(zip(*results, strict=True))
+
+
+def _computes(eqn: Any) -> bool:
+    """Return whether all that an equation does is to compute its results, and it surely ends."""
+    if eqn is None or eqn.effects or any(hasattr(atom.aval, "inner_aval") for atom in eqn.invars):
+        return False
+    rule = find_rule(eqn.primitive.name, home_of_primitive(eqn.primitive))
+    if rule is not None and not rule.threaded:
+        return True
+    calls = eqn.primitive.name in CALLS or eqn.primitive.name == "cond"
+    bodies = [open_jaxpr(jaxpr)[0] for jaxpr in sub_jaxprs(eqn)]
+    return calls and all(_computes(inner) for body in bodies for inner in body.eqns)
 
 
 def _reject(program: Program, thread: Thread) -> None:

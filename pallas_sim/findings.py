@@ -255,9 +255,12 @@ class Finding:
       shape: of the memory that was accessed.
       accesses: of a race and of what was overwritten, both; of an entry, the one that comes too
         early or too late.
-      waits: of a deadlock, all threads that wait; of a race, the waits that do not order it.
+      waits: of a deadlock, all threads that wait; of a race, the waits that do not order it; of
+        what a semaphore has at its end, those that took from it.
+      signals: of what a semaphore has at its end, all that was given.
       seed: of the schedule in which it was seen.
       owners: on which cores it is so, where the message says nothing of them.
+      dropped: of a load beyond an edge: whether the value is shown to reach nothing.
     """
 
     kind: Kind
@@ -270,8 +273,10 @@ class Finding:
     shape: tuple[int, ...] = ()
     accesses: tuple[Access, ...] = ()
     waits: tuple[Wait, ...] = ()
+    signals: tuple[Signal, ...] = ()
     seed: int = 0
     owners: tuple[Owner, ...] = ()
+    dropped: bool = False
 
     @property
     def key(self) -> tuple[str, ...]:
@@ -289,7 +294,12 @@ class Finding:
             program = f"program ({', '.join(map(str, self.program))})"
             where = f"{program} of {where}" if where else program
         who = f"{_some(self.owners)}: " if self.owners else ""
-        parts = [who + self.message, where and f"in {where}", self.line and f"at {self.line}"]
+        drop = " (read and dropped: no result depends on the value)" if self.dropped else ""
+        parts = [
+            who + self.message + drop,
+            where and f"in {where}",
+            self.line and f"at {self.line}",
+        ]
         first = " ".join(word for word in parts if word)
         return "\n  ".join([first, *_lines(self)])
 
@@ -312,9 +322,17 @@ def _some(owners: Sequence[Owner]) -> str:
 
 def _lines(finding: Finding) -> list[str]:
     lines = [str(access) for access in finding.accesses[:_SHOWN]]
+    lines += [f"given: {signal}" for signal in finding.signals[:_SHOWN]]
+    if len(finding.signals) > _SHOWN:
+        lines.append(f"given: {len(finding.signals) - _SHOWN} more")
+    if finding.signals and not finding.waits:
+        lines.append("taken: nothing")
     for wait in finding.waits[:_SHOWN]:
         if finding.kind == "deadlock":
             lines.append(str(wait))
+        if finding.kind == "leftover":
+            unit = f" {wait.unit}" if wait.unit else ""
+            lines.append(f"taken: {wait.needed}{unit} by {wait.owner}{_at(wait.line, ())}")
         for signal in wait.signals[:_SHOWN]:
             lines.append(f"the wait on `{wait.on}` can be satisfied by {signal}")
         if wait.copies > 1 and len(wait.signals) > 1 and finding.kind == "race":

@@ -19,7 +19,7 @@ import numpy as np
 from pallas_sim.compat.grids import grid_facts
 from pallas_sim.compat.jaxprs import argument_names, is_reference, open_jaxpr, sub_jaxprs
 from pallas_sim.compat.source import place_of_call
-from pallas_sim.dtypes import Array
+from pallas_sim.dtypes import Array, same_bits
 from pallas_sim.errors import OptionError
 from pallas_sim.evaluation import Step
 from pallas_sim.findings import Owner, SourceLine, text_at
@@ -380,12 +380,6 @@ def values_of(ref: Ref) -> Array:
         return np.array(ref.data)
     counts = [getattr(semaphore, "count", 0) for semaphore in ref.data.flat]
     return np.array(counts, np.int64).reshape(ref.data.shape)
-
-
-def same_bits(first: Array, second: Array) -> bool:
-    """Return whether the bits of two arrays are the same: NaN is NaN."""
-    shapes = (first.shape, first.dtype) == (second.shape, second.dtype)
-    return shapes and first.tobytes() == second.tobytes()
 
 
 def differing(first: Array, second: Array) -> Any:

@@ -9,16 +9,17 @@ what copies and semaphores do, and ``order`` what the record proves.
 from __future__ import annotations
 
 import math
+import weakref
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Literal, Protocol
 
 import numpy as np
 
-from pallas_sim.chips import TARGETS, Accumulations, accumulations
+from pallas_sim.chips import TARGETS, Accumulations, accumulations, cores_of
 from pallas_sim.errors import DeadlockError, OptionError, SimulationError, SimulationLimitError
 from pallas_sim.findings import Finding, Owner, Wait
 from pallas_sim.findings import Kind as FindingKind
@@ -48,11 +49,28 @@ class Limits:
       steps: how many equations it may evaluate. A kernel that needs more is taken not to end.
       bytes: how much memory its arrays may take at a time.
       devices: the most devices of a mesh.
+      out_of_bounds: how a run ends in which an access was beyond an edge. It goes on in any case:
+        such a load gives what uninitialized memory holds, and a store or copy leaves out what is
+        not there. ``"raise"``: with a ``BoundsError`` that has all findings; ``"fill"``: as any
+        other, and the access is among the findings.
     """
 
     steps: int = 50_000_000
     bytes: int = 8 << 30
     devices: int = 4096
+    out_of_bounds: Literal["raise", "fill"] = "raise"
+
+    def __post_init__(self) -> None:
+        """Reject what no run can do.
+
+        Raises:
+          OptionError: ``out_of_bounds`` is neither of both.
+        """
+        if self.out_of_bounds not in ("raise", "fill"):
+            raise OptionError(
+                f'out_of_bounds is "raise" or "fill", not {self.out_of_bounds!r}: both go on after '
+                "an access beyond an edge"
+            )
 
 
 @dataclass(eq=False)
@@ -81,6 +99,7 @@ class Machine:
       lasting: semaphores that outlive their kernel.
       shared: arrays that copies in flight access after their kernel, by identity.
       meetings: where threads wait for each other; see ``cores.meet``.
+      beyond: whether an access was beyond an edge; see ``edges``.
       monitored: whether the recording is read for what is out of order.
       drops_indices: whether TMA copies lose the index of an axis of one tile, as on a chip.
       refuses: whether a kernel that JAX or Mosaic refuses is an error: see ``refusals``.
@@ -112,6 +131,7 @@ class Machine:
     lasting: list[Semaphore] = field(default_factory=list)
     shared: dict[int, np.ndarray[Any, Any]] = field(default_factory=dict)
     meetings: dict[Any, Any] = field(default_factory=dict)
+    beyond: bool = False
     monitored: bool = True
     drops_indices: bool = True
     refuses: bool = True
@@ -212,9 +232,15 @@ class Machine:
             )
 
     def report(self, finding: Finding) -> None:
-        """Keep a finding, once for each place of the kernel and kind."""
-        if all(finding.key != known.key for known in self.findings):
+        """Keep a finding, once for each place of the kernel and kind.
+
+        One whose value reaches something stands for one whose value is dropped.
+        """
+        known = next((known for known in self.findings if known.key == finding.key), None)
+        if known is None:
             self.findings.append(finding)
+        elif known.dropped and not finding.dropped:
+            self.findings[self.findings.index(known)] = finding
 
     def note(self, text: str) -> None:
         """Keep a note, once."""
@@ -344,6 +370,7 @@ class Device:
       barriers: its barrier semaphores, by tag or ``collective_id``.
       expected: what is to be done when an allocation is there, because others reached it before.
       ahead: on a GPU, the kernels that may not have ended when the next one begins.
+      written: its own memory of the values that a kernel wrote in place, by their identity.
     """
 
     number: int
@@ -354,6 +381,28 @@ class Device:
     barriers: dict[Any, Semaphore] = field(default_factory=dict)
     expected: dict[AllocationKey, list[Callable[[Ref], None]]] = field(default_factory=dict)
     ahead: list[Any] = field(default_factory=list)
+    written: dict[int, tuple[weakref.ref[Any], Any]] = field(default_factory=dict)
+
+    def memory_of(self, value: np.ndarray[Any, Any], *, writes: bool) -> np.ndarray[Any, Any]:
+        """Return where the device has a value: the value itself until a kernel writes it in place.
+
+        Values of JAX do not change, and each device has memory of its own for one that several
+        devices have. Kernels that get the value later see what was written.
+
+        Args:
+          value: an operand of a kernel.
+          writes: whether the kernel writes it where it is.
+        """
+        key = id(value)
+        known, memory = self.written.get(key, (None, None))
+        if known is not None and known() is value:
+            assert memory is not None
+            return memory
+        if not writes:
+            return value
+        memory = np.array(value)
+        self.written[key] = (weakref.ref(value, lambda _: self.written.pop(key, None)), memory)
+        return memory
 
 
 @dataclass(eq=False)
@@ -375,6 +424,7 @@ class Thread:
       launch: the kernel it is inside of that others can reach: which, and how often it was entered.
       recorded: whether what it does to memory is recorded.
       collective: the barrier semaphore of the kernel it is inside of, or None.
+      in_turns: whether it runs one after the other what other chips run on several cores.
       access_monitor: notes what it does to memory that others use at the same time, or None.
       own_recording: a recording of what it does, in place of the machine's, or None.
     """
@@ -393,6 +443,7 @@ class Thread:
     launch: tuple[Any, ...] = ()
     recorded: bool = False
     collective: Any = None
+    in_turns: bool = False
     access_monitor: AccessMonitor | None = None
     own_recording: Recording | None = None
 
@@ -417,6 +468,7 @@ class Thread:
             "launch": self.launch,
             "recorded": self.recorded,
             "collective": self.collective,
+            "in_turns": self.in_turns,
         }
         return Thread(self.machine, owner=owner, **{**kept, **changes})
 
@@ -448,20 +500,21 @@ class Thread:
         """Which core of its device it is."""
         return tuple((axis, self.axes[axis]) for axis in self.cores)
 
-    def report(self, kind: FindingKind, message: str, line: str, **facts: Any) -> Finding:
-        """Keep a finding about the place where the thread is.
+    def finding(self, kind: FindingKind, message: str, line: str, **facts: Any) -> Finding:
+        """Return a finding about the place where the thread is.
 
         Args:
           kind: what is wrong.
           message: one sentence, with the numbers.
           line: ``file:line``.
           facts: further fields of the finding.
-
-        Returns:
-          The finding.
         """
         where: dict[str, Any] = {"kernel": self.kernel, "program": self.program, "line": line}
-        finding = Finding(kind=kind, message=message, **where, **facts)
+        return Finding(kind=kind, message=message, **where, **facts)
+
+    def report(self, kind: FindingKind, message: str, line: str, **facts: Any) -> Finding:
+        """Keep a finding about the place where the thread is, and return it; see ``finding``."""
+        finding = self.finding(kind, message, line, **facts)
         self.machine.report(finding)
         return finding
 
@@ -524,6 +577,11 @@ class Thread:
             if self.machine.platform == "gpu"
             else "deadlock: every core is blocked and no signal or copy is pending"
         )
+        if self.in_turns:
+            message += (
+                "; the TensorCores that the kernel is for are the same one here, which runs their "
+                f"programs one after the other: {cores_of(self.machine.target)}"
+            )
         ends = [Wait(owner=thread.owner, on="", line="the end of the program") for thread in ended]
         facts: dict[str, Any] = {"waits": (*waits, *ends), "seed": self.machine.seed}
         line, on = waits[0].line, waits[0].on

@@ -112,8 +112,41 @@ class Elements:
     key: tuple[np.ndarray[Any, Any], ...]
 
 
+class Arena(np.ndarray[Any, Any]):
+    """Bytes that references are made of, which may take the place of others.
+
+    Attributes:
+      references: the last one of each name.
+    """
+
+    references: dict[str, np.ndarray[Any, Any]]
+
+    @classmethod
+    def of_size(cls, size: int, fill: int) -> Arena:
+        """Make bytes that all have one value."""
+        arena = cls((size,), np.uint8)
+        arena[...] = fill
+        arena.references = {}
+        return arena
+
+
 #: What an access or a copy touches: a view of memory, or elements of one.
 Region = np.ndarray[Any, Any] | Elements
+
+
+@dataclass(slots=True, eq=False)
+class PipelinedBlocks:
+    """What a window of ``emit_pipeline`` has been used for: it is scratch memory in the trace.
+
+    Attributes:
+      array: name of the array whose blocks it has.
+      written_back: whether a block was copied out of it.
+      store: a finding of a store to it, or None.
+    """
+
+    array: str
+    written_back: bool = False
+    store: Any = None
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -129,6 +162,7 @@ class Ref:
       left: whether it is the window of an output's block that the grid had left before.
       block: of a program of a GPU's grid: which memory of all programs it is part of; else None.
       reached: the threads on other devices or cores that have reached it, with the line.
+      blocks: of a window of ``emit_pipeline``: what it has been used for; None of other memory.
     """
 
     data: np.ndarray[Any, Any]
@@ -139,6 +173,7 @@ class Ref:
     left: bool = False
     block: Any = None
     reached: set[tuple[int, str]] = field(default_factory=set)
+    blocks: PipelinedBlocks | None = None
 
     @property
     def shape(self) -> tuple[int, ...]:

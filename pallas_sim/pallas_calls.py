@@ -132,6 +132,7 @@ class PreparedKernel:
       windows: of the inputs, then of the outputs.
       written: positions of the body's parameters that it writes.
       parallel: the grid dimensions whose programs may run in any order.
+      core_parallel: those of them that name as many cores as they have programs.
       traffic: what it does beside loads and stores.
       equation: JAX's equation.
       line: ``file:line`` of the equation, or "".
@@ -145,6 +146,7 @@ class PreparedKernel:
     windows: tuple[BlockWindow, ...]
     written: frozenset[int]
     parallel: tuple[int, ...]
+    core_parallel: tuple[int, ...]
     traffic: Traffic
     equation: Any
     line: str
@@ -180,6 +182,7 @@ def kernel_of(eqn: Equation) -> PreparedKernel:
         ),
         written=written_inputs(body),
         parallel=_parallel(facts),
+        core_parallel=_parallel(facts, "core_parallel"),
         traffic=traffic_of(
             [body],
             facts.params,
@@ -214,12 +217,13 @@ def _names(names: tuple[str, ...], facts: GridFacts) -> tuple[str, ...]:
     )
 
 
-def _parallel(facts: GridFacts) -> tuple[int, ...]:
+def _parallel(facts: GridFacts, kind: str = "parallel") -> tuple[int, ...]:
+    """Return the dimensions of a grid whose semantics are of a kind."""
     semantics = getattr(facts.params, "dimension_semantics", None) or ()
     names = [str(getattr(kind, "value", kind)).lower() for kind in semantics]
     # What vmap adds has no semantics of its own.
     axes = [axis for axis in range(len(facts.grid)) if axis not in facts.vmapped]
-    return tuple(axis for axis, name in zip(axes, names, strict=False) if "parallel" in name)
+    return tuple(axis for axis, name in zip(axes, names, strict=False) if kind in name)
 
 
 # What a kernel is given when it is evaluated, and the memory of what it returns.

@@ -16,10 +16,12 @@ from typing import Any, Literal
 
 import numpy as np
 
-from pallas_sim.accesses import allocate, bounds_error, free, record_access
+from pallas_sim.accesses import allocate, free, record_access
+from pallas_sim.chips import cores_of
 from pallas_sim.cores import at_entry, launched, run_divided
 from pallas_sim.dtypes import Array
-from pallas_sim.errors import BoundsError
+from pallas_sim.edges import report
+from pallas_sim.errors import SimulationError
 from pallas_sim.evaluation import run
 from pallas_sim.findings import Access, Finding
 from pallas_sim.machine import GridPosition, Machine, Thread
@@ -47,12 +49,11 @@ def execute(kernel: PreparedKernel, thread: Thread, operands: Sequence[Any]) -> 
       The outputs, as whole arrays.
 
     Raises:
-      BoundsError: a block or an access is beyond the edge of its array.
       SimulationError: the body cannot be evaluated.
     """
     facts, machine = kernel.facts, thread.machine
     arguments = arguments_of(kernel, operands)
-    inputs = arguments.inputs
+    inputs = _inputs(kernel, thread, arguments.inputs)
     outputs = _outputs(kernel, machine, inputs)
     body_sizes = tuple(
         size for axis, size in enumerate(arguments.grid) if axis not in facts.vmapped
@@ -78,18 +79,33 @@ def execute(kernel: PreparedKernel, thread: Thread, operands: Sequence[Any]) -> 
             core.grids.pop()
             core.axes = outside
 
+    _require_cores(kernel, arguments.grid, machine)
     divisions = list(divided(arguments.grid, kernel.parallel, machine.seed, machine.cores))
     several = len(divisions) > 1
     with (
         thread.inside(kernel.name),
         launched(thread, kernel.equation, kernel.traffic, several=several),
     ):
+        parallel = any(arguments.grid[axis] > 1 for axis in kernel.parallel)
+        thread.in_turns = parallel and machine.cores == 1
         run_divided(thread, divisions, work)
         for window, array in zip(kernel.windows, (*inputs, *outputs), strict=True):
             lasts = kernel.traffic.lasting or array.dtype == object
             if thread.recorded and window.in_place and not lasts:
                 record_access(thread, array, "pass on", window.facts.name, kernel.line)
+    thread.in_turns = False
     return outputs
+
+
+def _require_cores(kernel: PreparedKernel, grid: tuple[int, ...], machine: Machine) -> None:
+    """Reject a dimension that names more cores than a device has, as the TPU's compiler does."""
+    for axis in kernel.core_parallel:
+        if grid[axis] > machine.cores:
+            raise SimulationError(
+                f"the TPU's compiler refuses dimension {axis} of the grid, which is core-parallel "
+                f"and has {grid[axis]} programs, more than there are TensorCores: "
+                f"{cores_of(machine.target)}"
+            )
 
 
 def _programs(this: CoreRun, points: Iterator[tuple[int, ...]], scratch: list[Ref]) -> None:
@@ -167,6 +183,21 @@ def _starts(this: CoreRun, point: tuple[int, ...]) -> list[BlockStart]:
     return [window.start(this.thread, point, this.scalars) for window in this.kernel.windows]
 
 
+def _inputs(kernel: PreparedKernel, thread: Thread, values: Sequence[Array]) -> list[Array]:
+    """Return the memory of the inputs: the device's own where something writes it in place."""
+    first = kernel.captured + len(kernel.facts.scalars)
+
+    def memory_of(window: BlockWindow, value: Array) -> Array:
+        if is_shared(thread.machine, value):
+            return value
+        # What copies in flight access after the kernel is no other device's, either.
+        written = window.in_place and first + window.number in kernel.written
+        changes = window.is_input_of(kernel) and (written or kernel.traffic.lasting)
+        return thread.device.memory_of(value, writes=changes)
+
+    return [memory_of(*pair) for pair in zip(kernel.windows, values, strict=False)]
+
+
 def _outputs(kernel: PreparedKernel, machine: Machine, inputs: list[Array]) -> list[Array]:
     """Return memory for the outputs; an aliased one copies its input, unless kernels share it."""
     outputs = output_arrays(
@@ -242,7 +273,7 @@ def enter(this: CoreRun, window: BlockWindow, buffer: BlockBuffer, start: BlockS
     elif window.sizes == buffer.array.shape and is_shared(machine, buffer.array):
         data = buffer.array.reshape(window.shape)
     elif not window.loaded:
-        _locate(this, window, buffer.array, start)  # which raises for a block beyond the edge
+        _locate(this, window, buffer.array, start)  # which reports a block beyond the edge
         data = machine.uninitialized(window.shape, buffer.array.dtype, "output")
     elif buffer.fetched is not None and buffer.fetched[0] == start:
         data = buffer.fetched[1]
@@ -261,13 +292,13 @@ def _locate(
 ) -> list[tuple[slice, slice]]:
     """Return for each axis which part of the block is inside of the array, and where it is there.
 
-    Raises:
-      BoundsError: the block begins beyond an edge of the array.
+    A block that begins beyond an edge of the array is reported.
     """
     for axis, (first, size, dim) in enumerate(zip(start, window.sizes, array.shape, strict=True)):
         low, high = window.facts.dims[axis][2]
         if size and (first < -low or first >= dim + high) and array.size:
-            raise _beyond(this, window, array, start, axis)
+            _report_beyond(this, window, array, start, axis)
+            break
     return _clipped(window, array, start)
 
 
@@ -290,7 +321,7 @@ def fetch(
     """
     array = buffer.array
     parts = _locate(this, window, array, start)
-    inside = _part(array, [source for source, _ in parts])
+    inside = array[(*(source for source, _ in parts), ...)]
     if buffer.overlaps is not None:
         buffer.overlaps.fetch([source for source, _ in parts], len(this.points) - 1 + ahead)
     _record(this, inside, "read", window)
@@ -318,7 +349,7 @@ def store(this: CoreRun, window: BlockWindow, buffer: BlockBuffer) -> None:
         return  # the window is the array
     parts = _clipped(window, buffer.array, buffer.start)
     targets = [target for target, _ in parts]
-    part = _part(buffer.array, targets)
+    part = buffer.array[(*targets, ...)]
     buffer.left.add(buffer.start)
     if buffer.overlaps is not None:
         buffer.overlaps.store(targets, len(this.points) - 1)
@@ -330,29 +361,29 @@ def _view(this: CoreRun, window: BlockWindow, array: Array, start: BlockStart) -
     """Return a block of an array that the body accesses in place."""
     for axis, (first, size, dim) in enumerate(zip(start, window.sizes, array.shape, strict=True)):
         if first < 0 or first + size > dim:
-            raise _beyond(this, window, array, start, axis)
-    key = [
+            _report_beyond(this, window, array, start, axis)
+            # A copy: what the body writes there is lost.
+            parts = _clipped(window, array, start)
+            block = this.thread.machine.uninitialized(window.sizes, array.dtype, "padding")
+            block[tuple(b for _, b in parts)] = array[tuple(a for a, _ in parts)]
+            return block.reshape(window.shape)
+    key = tuple(
         first if axis in window.squeezed else slice(first, first + size)
         for axis, (first, size) in enumerate(zip(start, window.sizes, strict=True))
-    ]
-    return _part(array, key)
-
-
-def _part(array: Array, key: Sequence[int | slice]) -> Array:
-    """Return a view of an array, also of one element, which numpy would give as a number."""
+    )
     return array[(*key, ...)]
 
 
-def _beyond(
+def _report_beyond(
     this: CoreRun, window: BlockWindow, array: Array, start: BlockStart, axis: int
-) -> BoundsError:
+) -> None:
     block = [size for _, size, _ in window.facts.dims]
     message = (
         f"the index map of {window.facts.name} gives a block {block} that begins at "
         f"{list(start)}, beyond the edge of axis {axis} of its array {list(array.shape)}"
     )
     facts: dict[str, Any] = {"ref": window.facts.name, "index": start, "shape": tuple(array.shape)}
-    return bounds_error(this.thread, message, this.kernel.line, **facts)
+    report(this.thread, this.thread.finding("bounds", message, this.kernel.line, **facts))
 
 
 # The monitor of shared blocks: which are fetched for a program after another overwrote them.

@@ -373,14 +373,14 @@ def _special_sums(a: Array, b: Array) -> Array:
     return np.where(nan, np.nan, sums)
 
 
-def fused_product(a: Array, b: Array) -> Array:
-    """Return ``a @ b`` of float32 by fused multiply-adds, one after the other, rounded to nearest.
+def fused_product(a: Array, b: Array, c: Array | None = None) -> Array:
+    """Return ``a @ b + c`` by fused multiply-adds of float32, in order, rounded to nearest.
 
     Float64 has each product, and rounds its sum with the one before. Rounded again to float32,
     that is the nearest number unless it lies on a tie of float32 that the exact sum does not.
     """
     wide_a, wide_b = np.ascontiguousarray(a.T, np.float64), b.astype(np.float64)
-    total = np.zeros((a.shape[0], b.shape[1]))
+    total = np.zeros((a.shape[0], b.shape[1])) if c is None else c.astype(np.float64)
     for left, right in zip(wide_a, wide_b, strict=True):
         product = np.multiply.outer(left, right)
         exact = product + total

@@ -8,6 +8,7 @@ afterwards; whether they matter, the answers of both runs say.
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,8 +22,10 @@ from pallas_sim.evaluation import Step
 from pallas_sim.findings import Finding, Owner
 from pallas_sim.inspector import differing, same_bits
 from pallas_sim.machine import StepObserver, Thread
-from pallas_sim.memory import Elements, KeyArray, Ref
+from pallas_sim.memory import Elements, KeyArray, Outside, Ref
+from pallas_sim.order.accesses import bounds_of, index_of, root
 from pallas_sim.recording import Copy
+from pallas_sim.transforms import split_elsewhere
 from pallas_sim.windows import read
 
 #: Bytes of values that are kept of a run; loads after them are not.
@@ -43,6 +46,8 @@ class RecordedLoad:
       shape: of the memory of the reference.
       left: whether it is a block of an output that the grid had left before.
       values: what was read.
+      offset: bytes from the beginning of the memory to what was read; None if it is no slice.
+      strides: bytes from one of its elements to the next, along each axis.
     """
 
     ref: str
@@ -54,6 +59,17 @@ class RecordedLoad:
     shape: tuple[int, ...]
     left: bool
     values: Array
+    offset: int | None = None
+    strides: tuple[int, ...] = ()
+
+    def place(self, index: tuple[int, ...]) -> tuple[int, ...]:
+        """Return the index in the memory of an element that was read; () if it is not known."""
+        if self.offset is None:
+            return ()
+        offset = self.offset + sum(map(operator.mul, index, self.strides))
+        memory = np.empty(self.shape, self.values.dtype)
+        element = np.ndarray((), memory.dtype, memory, offset)
+        return tuple(start for start, _ in index_of(element, memory))
 
 
 @dataclass(eq=False)
@@ -74,11 +90,12 @@ class LoadRecorder(StepObserver):
             if ref is None:
                 yield step
                 continue
+            part = _part(step, env)
             if step.equation.name == "addupdate":
-                self._keep(thread, step, ref, _updated(step, env))
+                self._keep(thread, step, ref, part, part)
             yield step
             for slot in step.outs:
-                self._keep(thread, step, ref, env[slot])
+                self._keep(thread, step, ref, part, env[slot])
 
     def written(self, copy: Copy) -> None:
         """Note that a chunk of a copy was written."""
@@ -87,20 +104,22 @@ class LoadRecorder(StepObserver):
         if target is None:
             return
         values = target.memory[target.key] if isinstance(target, Elements) else target
-        source = copy.source.memory if isinstance(copy.source, Elements) else copy.source
-        self._add(copy.names[0], copy, copy.line, np.shape(source), values, copied=True)
+        whole, part = root(copy.source), copy.source
+        part = None if isinstance(part, Elements) else part
+        self._add(copy.names[0], copy, copy.line, whole, part, values, copied=True)
 
-    def _keep(self, thread: Thread, step: Step, ref: Ref, values: Any) -> None:
+    def _keep(self, thread: Thread, step: Step, ref: Ref, part: Array | None, values: Any) -> None:
         values = values.data if isinstance(values, KeyArray) else values
         if isinstance(values, (np.ndarray, np.generic)) and values.dtype != object:
-            self._add(ref.name, thread, step.line, ref.shape, values, left=ref.left)
+            self._add(ref.name, thread, step.line, ref.data, part, values, left=ref.left)
 
     def _add(
         self,
         ref: str,
         reader: Thread | Copy,
         line: str,
-        shape: tuple[int, ...],
+        whole: Array,
+        part: Array | None,
         values: Any,
         *,
         copied: bool = False,
@@ -110,8 +129,12 @@ class LoadRecorder(StepObserver):
         read = np.array(values)
         if self._bytes + read.nbytes <= _KEPT_BYTES:
             self._bytes += read.nbytes
-            load = RecordedLoad(ref, copied, owner, line, program, kernel, shape, left, read)
-            self.loads.append(load)
+            place = _place(part, whole, read)
+            self.loads.append(
+                RecordedLoad(
+                    ref, copied, owner, line, program, kernel, whole.shape, left, read, *place
+                )
+            )
         else:
             self._bytes = _KEPT_BYTES + 1  # so that what is kept has no gap
 
@@ -123,11 +146,31 @@ def _reference(step: Step, env: Sequence[Any]) -> Ref | None:
     return next((env[slot] for slot in step.ins if isinstance(env[slot], Ref)), None)
 
 
-def _updated(step: Step, env: Sequence[Any]) -> Any:
-    """Return the values that a step reads which adds to memory."""
-    window = transforms_of(step.equation.params["tree"], 2, len(step.ins) - 2)
+#: How many operands come before those of the window, by the name of the equation.
+_BEFORE_WINDOW = {"get": 1, "swap": 2, "addupdate": 2}
+
+
+def _part(step: Step, env: Sequence[Any]) -> Array | None:
+    """Return the part of memory that a step reads, or None if that is not known."""
+    first = _BEFORE_WINDOW.get(step.equation.name)
+    if first is None:
+        return None
+    transforms = transforms_of(step.equation.params["tree"], first, len(step.ins) - first)
+    window, elsewhere = split_elsewhere(transforms)
     operands = [env[slot] for slot in step.ins]
-    return read(operands[0].data, window, operands)
+    try:
+        return None if elsewhere else np.asarray(read(operands[0].data, window, operands))
+    except Outside:  # the step reports it
+        return None
+
+
+def _place(part: Array | None, whole: Array, values: Array) -> tuple[int | None, tuple[int, ...]]:
+    """Return offset and strides of what was read in the memory; see ``RecordedLoad``."""
+    if part is None or part.shape != values.shape or not whole.flags.c_contiguous:
+        return None, ()
+    if part.dtype != whole.dtype or not np.may_share_memory(part, whole):
+        return None, ()
+    return bounds_of(part)[0] - bounds_of(whole)[0], part.strides
 
 
 def uninitialized_load(
@@ -170,7 +213,7 @@ def _finding(old: RecordedLoad, new: RecordedLoad, index: tuple[int, ...]) -> Fi
         program=new.program,
         line=new.line,
         ref=new.ref,
-        index=index,
+        index=new.place(index),
         shape=new.shape,
         owners=(new.owner,) if new.owner != Owner() else (),
     )
@@ -180,7 +223,9 @@ def _finding(old: RecordedLoad, new: RecordedLoad, index: tuple[int, ...]) -> Fi
 
 
 #: The results of these are sums, whose terms are products of elements of the operands.
-_PRODUCTS = frozenset({"dot_general", "conv_general_dilated", "ragged_dot_general"})
+_PRODUCTS = frozenset(
+    {"dot_general", "sum_of_product", "conv_general_dilated", "ragged_dot_general"}
+)
 
 
 @dataclass(eq=False)

@@ -40,6 +40,9 @@ class Semaphore:
       coming: those of them that have something left to add.
       waiting: the tasks that wait for more.
       lasting: whether it outlives the kernel.
+      looked: whether something looked at the count without taking from it.
+      given: what was added, by who signalled or started the copy, line, and whether it was a copy.
+      took: what waits took, by who waited and line.
     """
 
     name: str
@@ -51,6 +54,22 @@ class Semaphore:
     coming: list[Copy] = field(default_factory=list)
     waiting: list[Task] = field(default_factory=list)
     lasting: bool = False
+    looked: bool = False
+    given: dict[tuple[Owner, str, bool], int] = field(default_factory=dict)
+    took: dict[tuple[Owner, str], int] = field(default_factory=dict)
+
+    def give(self, owner: Owner, line: str, amount: int, *, copy: bool) -> None:
+        """Note who adds to it, now or by a copy that was started."""
+        self.promised += amount
+        key = (owner, line, copy)
+        self.given[key] = self.given.get(key, 0) + amount
+
+    def take(self, owner: Owner, line: str, amount: int) -> None:
+        """Take an amount, which is there, and note who does."""
+        self.count -= amount
+        self.taken += amount
+        key = (owner, line)
+        self.took[key] = self.took.get(key, 0) + amount
 
 
 @dataclass(slots=True, eq=False)

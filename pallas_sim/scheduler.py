@@ -41,6 +41,7 @@ class Task:
       blocked: returns what it waits for, for the report of a deadlock; None while it can go on,
         and while it waits for children.
       children: how many of the tasks that it started have not ended.
+      ended: the threads of those that have, while others have not.
     """
 
     thread: Any
@@ -51,6 +52,7 @@ class Task:
     error: BaseException | None = None
     blocked: Callable[[], Wait] | None = None
     children: int = 0
+    ended: list[Any] = field(default_factory=list)
 
 
 @dataclass(eq=False)
@@ -103,7 +105,7 @@ class Scheduler:
         elif parent is not None:
             # The parent is neither ready nor blocked until its last child ends (``_loop``). So a
             # deadlock names what the children wait for, and not the parent.
-            parent.children = len(tasks)
+            parent.children, parent.ended = len(tasks), []
             parent.blocked = None
             self.root.switch()
         return [task.result for task in tasks]
@@ -172,6 +174,7 @@ class Scheduler:
                 waits = tuple(task.blocked() for task in blocked if task.blocked is not None)
                 # A deadlock names these, too: they may have ended without a signal they owed.
                 ended = [task.thread for task in tasks if task.done]
+                ended += [thread for task in self.tasks.values() for thread in task.ended]
                 raise self.deadlock(blocked[0].thread, waits, ended)
             # Rotate, do not shuffle: this takes one draw a turn, and keeps the order of the others.
             if self.random is not None and len(self.ready) > 1:
@@ -185,7 +188,9 @@ class Scheduler:
                 parent = task.parent
                 if parent is not None:
                     parent.children -= 1
+                    parent.ended.append(task.thread)
                     if not parent.children:
+                        parent.ended.clear()
                         self.ready.append(parent)
 
     def _end(self) -> None:

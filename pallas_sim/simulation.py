@@ -18,7 +18,15 @@ from pallas_sim.compat.jaxprs import KERNEL_PRIMITIVES
 from pallas_sim.copies import release
 from pallas_sim.cores import equations
 from pallas_sim.eager import EvaluateJaxpr, evaluated_eagerly, evaluating_eagerly
-from pallas_sim.errors import Inline, OptionError
+from pallas_sim.errors import (
+    BoundsError,
+    DeadlockError,
+    Inline,
+    MissingRuleError,
+    OptionError,
+    PallasError,
+    first_line,
+)
 from pallas_sim.evaluation import (
     CALLS,
     Program,
@@ -28,7 +36,7 @@ from pallas_sim.evaluation import (
     prepare_equation,
     run,
 )
-from pallas_sim.findings import Finding
+from pallas_sim.findings import Finding, text_of
 from pallas_sim.inspector import Inspector, RefChange
 from pallas_sim.machine import Limits, Machine, Thread
 from pallas_sim.memory import Ref, from_jax, to_output
@@ -78,7 +86,16 @@ def evaluate(jaxpr: Any, machine: Machine, args: Sequence[Any]) -> list[Any]:
         machine.inspector.require()
     thread = Thread(machine)
     with np.errstate(all="ignore"), one_thread(), _monitored(thread):
-        return [to_output(value) for value in run(prepare(jaxpr), thread, inputs)]
+        outputs = [to_output(value) for value in run(prepare(jaxpr), thread, inputs)]
+        _hand_over(machine, outputs)
+        return outputs
+
+
+def _hand_over(machine: Machine, outputs: Sequence[Any]) -> None:
+    """Leave it to the caller what becomes of the semaphores among the results."""
+    semaphores = {id(one) for array in outputs if array.dtype == object for one in array.flat}
+    if semaphores:
+        machine.lasting[:] = [one for one in machine.lasting if id(one) not in semaphores]
 
 
 def evaluate_equation(eqn: Any, values: Sequence[Any]) -> Sequence[Any]:
@@ -222,15 +239,57 @@ def _evaluator(thread: Thread, change: Callable[[Any], Any] | None = None) -> Ev
 
 @contextmanager
 def _monitored(thread: Thread) -> Generator[None]:
-    """Find what is out of order in a run, and left behind at its end."""
+    """Find what is out of order in a run, and left behind at its end.
+
+    Raises:
+      BoundsError: an access was beyond an edge, and the limits say that such a run raises, or
+        something else ended it, which may follow from that.
+    """
     machine = thread.machine
     try:
         yield
         release(thread, machine.lasting, "")
         for device in machine.devices.values():
             release(thread, device.barriers.values(), "")
+    except Exception as error:
+        report_disorder(machine, machine.recording)
+        if machine.beyond and not isinstance(error, BoundsError | MissingRuleError):
+            raise _beyond(machine, error) from error
+        _keep_findings(error, machine.findings)
+        raise
     finally:
         report_disorder(machine, machine.recording)
+    if machine.beyond and machine.limits.out_of_bounds == "raise":
+        raise _beyond(machine)
+
+
+def _beyond(machine: Machine, error: Exception | None = None) -> BoundsError:
+    """Return the error of a run with accesses beyond an edge, and with all else that it found."""
+    findings = machine.findings
+    first = [finding for finding in findings if finding.kind == "bounds"]
+    bounds = BoundsError.of(*first, *(finding for finding in findings if finding not in first))
+    if error is not None and not getattr(error, "findings", ()):
+        bounds.args = (f"{bounds}\n  then the run ended: {first_line(error)}",)
+    bounds.timed_out = getattr(error, "timed_out", False)
+    return bounds
+
+
+def _keep_findings(error: Exception, findings: Sequence[Finding]) -> None:
+    """Let an error that ended a run say what was found until then: a deadlock, first."""
+    own = error.findings if isinstance(error, PallasError) else ()
+    before = tuple(finding for finding in findings if finding not in own)
+    if not before:
+        return
+    if not isinstance(error, PallasError):
+        error.add_note(f"found until then: {text_of(before)}")
+        return
+    error.findings = (*before, *own)
+    if isinstance(error, DeadlockError):
+        error.args = (f"{text_of(before)}\n  {error}",)
+    elif own:
+        error.args = (f"{error}\n  {text_of(before)}",)
+    else:
+        error.args = (f"{error}\n  found until then: {text_of(before)}",)
 
 
 def _inputs(jaxpr: Any) -> Sequence[Any]:

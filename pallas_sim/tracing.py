@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping
+import functools
+import inspect
+import threading
+from collections.abc import Callable, Generator, Mapping
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from typing import Any
 from unittest.mock import patch
 
 import jax
 from jax.sharding import AbstractDevice, AbstractMesh
 
-from pallas_sim.chips import TPUS, Target, attributes
-from pallas_sim.compat.compilers import meshes_of
+from pallas_sim.chips import Target, attributes
+from pallas_sim.compat.compilers import asks_for_the_chip, meshes_of
 
 
 class AbsentChip(AbstractDevice):
@@ -83,49 +87,14 @@ class AbsentChip(AbstractDevice):
 
 
 def absent_chip(target: Target) -> AbsentChip:
-    """Make a stand-in for a chip."""
-    facts = (
-        attributes(target.name)
-        if target.platform == "gpu"
-        else {"num_cores": TPUS[target.name].device_cores}
-    )
-    return AbsentChip(target.device_kind, target.platform, facts)
+    """Make a stand-in for a chip, with devices as the compilers have them."""
+    return AbsentChip(target.device_kind, target.platform, attributes(target.name))
 
 
 @contextmanager
 def present(chip: AbsentChip) -> Generator[None]:
-    """Let kernels that are traced in this context find a chip, and no CPU.
-
-    They ask ``jax.default_backend()`` and ``jax.devices()[0]`` which platform, chip and number of
-    cores they have, also for choosing ``interpret=`` or no kernel at all. So this process' devices
-    answer as the chip does. JAX itself calls other functions for what it does on the devices that
-    are there.
-    """
-
-    def answering(name: str) -> Any:
-        return property(lambda _: chip.answer(name))
-
-    answers = {name: answering(name) for name in chip.names}
-    with _devices_of(chip, answers), patch.object(jax, "default_backend", lambda: chip.platform):
-        yield
-
-
-@contextmanager
-def _devices_of(chip: AbstractDevice, attributes: Mapping[str, Any]) -> Generator[None]:
-    """Let the current mesh and meshes of this process' devices be meshes of a chip.
-
-    Args:
-      chip: that kernels find.
-      attributes: of the devices, by name, also such as they lack, like ``core_count``; of a
-        property its value.
-    """
-    with (
-        ExitStack() as stack,
-        meshes_of(chip),
-        jax.sharding.use_abstract_mesh(AbstractMesh((), (), abstract_device=chip)),
-    ):
-        for name, value in attributes.items():
-            stack.enter_context(patch.object(jax.Device, name, value, create=True))
+    """Let kernels that are traced in this context find a chip, and no CPU; see ``_posing``."""
+    with _posing(_Pose(chip, chip.names, chip.answer)):
         yield
 
 
@@ -134,14 +103,135 @@ def tracing_for(target: Target) -> Generator[None]:
     """Let functions that are traced in this context find a chip, on the host's CPU.
 
     What is traced for a target is traced once: JAX has the stand-in in the keys of its caches, and
-    it is equal to another one of the same target. Devices of a GPU also say how many
-    multiprocessors they have, on which grids of persistent blocks depend, and their capability.
+    it is equal to another one of the same target. See ``_posing`` for what functions can ask.
     """
-    known = attributes(target.name) if target.platform == "gpu" else {}
+    known = attributes(target.name, target.cores if target.platform == "tpu" else None)
     device = AbstractDevice(
-        device_kind=target.device_kind,
-        num_cores=known.get("num_cores", 1),
-        platform=target.platform,
+        device_kind=target.device_kind, num_cores=known["num_cores"], platform=target.platform
     )
-    with _devices_of(device, known), jax.default_device(jax.local_devices(backend="cpu")[0]):
+    facts = {"device_kind": device.device_kind, "platform": device.platform, **known}
+    with (
+        _posing(_Pose(device, tuple(facts), facts.__getitem__)),
+        jax.default_device(jax.local_devices(backend="cpu")[0]),
+    ):
         yield
+
+
+# Devices that answer as those of a chip.
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Pose:
+    """The chip that the devices of this process are, for the functions of one thread.
+
+    Attributes:
+      device: which chip, as JAX has it in meshes.
+      names: of the attributes of ``jax.Device`` that differ from those of a CPU.
+      answer: gives the value of such an attribute.
+    """
+
+    device: AbstractDevice
+    names: tuple[str, ...]
+    answer: Callable[[str], Any]
+
+
+class _Poses(threading.local):
+    """The chips of this thread, the innermost last. Greenlets of a thread share them."""
+
+    def __init__(self) -> None:
+        self.stack: list[_Pose] = []
+
+    @property
+    def last(self) -> _Pose | None:
+        return self.stack[-1] if self.stack else None
+
+
+_POSES = _Poses()
+
+#: How many contexts are open, in all threads; the first installs the answers, the last undoes it.
+_open = 0
+_undo = ExitStack()
+_lock = threading.RLock()
+
+
+@contextmanager
+def _posing(pose: _Pose) -> Generator[None]:
+    """Let functions of this thread find a chip on the devices that are there.
+
+    They ask ``jax.default_backend()`` and ``jax.devices()[0]`` for platform, kind, number of cores
+    and memory, also for choosing ``interpret=`` or no kernel at all, and ``pltpu.get_tpu_info()``.
+    So this process' devices, their client and meshes answer as the chip's do. JAX's own modules
+    that run arrays on the devices see what is there, and other threads, too.
+    """
+    global _open, _undo
+    with _lock:
+        if not _open:
+            _undo = _installed()
+        _open += 1
+    _POSES.stack.append(pose)
+    try:
+        with jax.sharding.use_abstract_mesh(AbstractMesh((), (), abstract_device=pose.device)):
+            yield
+    finally:
+        _POSES.stack.remove(pose)
+        with _lock:
+            _open -= 1
+            if not _open:
+                _undo.close()
+
+
+def _installed() -> ExitStack:
+    """Install the answers of the chips; returns what undoes that."""
+    client = type(jax.local_devices(backend="cpu")[0].client)
+    with ExitStack() as stack:
+        stack.enter_context(meshes_of(lambda: None if _POSES.last is None else _POSES.last.device))
+        for name in _ATTRIBUTES:
+            stack.enter_context(
+                patch.object(jax.Device, name, _answer(jax.Device, name), create=True)
+            )
+        stack.enter_context(patch.object(client, "platform", _answer(client, "platform")))
+        for name in ("devices", "local_devices", "device_count", "local_device_count"):
+            stack.enter_context(patch.object(jax, name, _on_the_chip(getattr(jax, name))))
+        return stack.pop_all()
+
+
+#: The attributes of ``jax.Device`` that chips answer.
+_ATTRIBUTES = (
+    *("device_kind", "platform", "memory_stats", "num_cores", "core_on_chip", "coords"),
+    *("core_count", "compute_capability"),
+)
+
+
+def _answer(kind: type, name: str) -> Any:
+    """Return the property of a class that is the chip's attribute where a chip is asked for."""
+    original: Any = vars(kind).get(name)
+
+    def answer(self: Any) -> Any:
+        pose = _POSES.last
+        if pose is not None and asks_for_the_chip(inspect.currentframe()):
+            if name in pose.names:
+                return pose.answer(name)
+            if name == "coords" and pose.device.platform == "tpu":
+                return [self.id, 0, 0]
+        if original is None:
+            raise AttributeError(f"{kind.__name__!r} object has no attribute {name!r}")
+        return original.__get__(self, kind)
+
+    return property(answer)
+
+
+def _on_the_chip(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function of JAX whose ``backend`` may name the platform of the chip."""
+    signature = inspect.signature(function)
+
+    @functools.wraps(function)
+    def answered(*args: Any, **options: Any) -> Any:
+        bound, pose = signature.bind(*args, **options), _POSES.last
+        backend = bound.arguments.get("backend")
+        if pose is not None and isinstance(backend, str):
+            platform = "gpu" if backend == "cuda" else backend
+            if platform == pose.device.platform:
+                bound.arguments["backend"] = "cpu"
+        return function(*bound.args, **bound.kwargs)
+
+    return answered

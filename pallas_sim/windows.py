@@ -13,9 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from pallas_sim.bitcasts import memory_under, window_of
 from pallas_sim.chips import itemsize
-from pallas_sim.dtypes import Array, bitcast_axis
+from pallas_sim.dtypes import Array, bit_width, bitcast_axis
 from pallas_sim.errors import SimulationError
 from pallas_sim.memory import Elements, Outside, Ref, Region, grid_of, numpy_index, repeated
 from pallas_sim.transforms import (
@@ -31,6 +30,7 @@ from pallas_sim.transforms import (
     Transposed,
     Untiled,
 )
+from pallas_sim.views import MemoryView, packed_axis, view_of, whole_view
 
 
 def read(array: Array, transforms: Sequence[Transform], operands: Sequence[Any]) -> Array:
@@ -39,28 +39,64 @@ def read(array: Array, transforms: Sequence[Transform], operands: Sequence[Any])
     Raises:
       Outside: an index is beyond the edge.
     """
-    rest = iter(enumerate(transforms))
-    for number, transform in rest:
-        pair = _indexed_bitcast(transforms[number : number + 2])
-        if pair is not None:
-            next(rest)  # the index, which the bitcast takes with it
-            array, key = window_of(array, *pair, operands)
-            array = bitcast_rows(array, pair[0].dtype)[key]
-        else:
-            array = applied(array, transform, operands)
+    for number, transform in enumerate(transforms):
+        rest = transforms[number:]
+        part = None if _casts(rest) else applied(array, transform, operands)
+        if part is None or (len(rest) > 1 and not np.may_share_memory(part, array)):
+            view = view_of(array, rest, operands)
+            if view is not None:
+                return view.values()
+        if part is None:
+            array, (bitcast, *rest) = _nearer(array, rest, operands)
+            return read(applied(array, bitcast, operands), rest, operands)
+        array = part
     return array
 
 
-def _indexed_bitcast(transforms: Sequence[Transform]) -> tuple[Bitcast, Indexed] | None:
-    """Return a bitcast and the index that follows it, if ``transforms`` begin with such a pair.
+def _casts(transforms: Sequence[Transform]) -> bool:
+    """Return whether transforms begin with a bitcast, which copies, and have others after it."""
+    return len(transforms) > 1 and isinstance(transforms[0], Bitcast)
 
-    Together they cast only the indexed part: a cast of all memory would copy it at each access.
+
+def _nearer(
+    array: Array, transforms: Sequence[Transform], operands: Sequence[Any]
+) -> tuple[Array, tuple[Transform, ...]]:
+    """Return the smallest part of memory that has a window, and transforms from it to the window.
+
+    The transforms are a bitcast and others. Only an index that follows at once makes a part smaller
+    than the memory.
+
+    Raises:
+      Outside: an index is beyond the edge.
     """
-    match transforms:
-        case [Bitcast() as bitcast, Indexed() as indexed, *_] if not indexed.repeated:
-            return bitcast, indexed
-        case _:
-            return None
+    bitcast, indexed, *rest = transforms
+    assert isinstance(bitcast, Bitcast)
+    if not isinstance(indexed, Indexed) or indexed.repeated:
+        return array, tuple(transforms)
+    packed = packed_axis(array.ndim)
+    source, target = bit_width(array.dtype), bit_width(np.dtype(bitcast.dtype))
+    shape = list(array.shape)
+    shape[packed] = shape[packed] * source // target
+    near: list[slice] = []
+    index: list[Any] = []
+    key = numpy_index(indexed, tuple(shape), operands)
+    for axis, (along, before) in enumerate(zip(key, indexed.indices, strict=True)):
+        if not isinstance(along, int | slice):  # a list of indices
+            near.append(slice(None))
+            index.append(before)
+            continue
+        span = slice(along, along + 1, 1) if isinstance(along, int) else along
+        step, count = span.step or 1, len(range(*span.indices(shape[axis])))
+        # The part begins and ends between elements of both dtypes.
+        rows = max(1, source // target) if axis == packed else 1
+        first, end = span.start // rows * rows, -(-max(span.stop, span.start) // rows) * rows
+        ratio = target / source if axis == packed else 1
+        near.append(slice(int(first * ratio), int(end * ratio)))
+        start = span.start - first
+        index.append(start if isinstance(along, int) else AxisSlice(start, count, step))
+        shape[axis] = end - first
+    nearer = Indexed(tuple(index), tuple(shape), indexed.joint)
+    return array[tuple(near)], (bitcast, nearer, *rest)
 
 
 def reading(transforms: Sequence[Transform]) -> Callable[[Array, Sequence[Any]], Array]:
@@ -131,33 +167,104 @@ def is_view(part: Array, memory: Array) -> bool:
 
 
 def region_of(
-    part: Array, array: Array, transforms: Sequence[Transform], operands: Sequence[Any]
+    array: Array,
+    transforms: Sequence[Transform],
+    operands: Sequence[Any],
+    part: Array | None = None,
 ) -> Region:
     """Return the memory that a window covers, so that accesses to it can be compared.
 
-    It is ``part``, the result of ``read``, if that is a view; otherwise a view that covers the
-    window, or ``Elements``. It is the copy ``part`` only where no memory can be found.
+    That is no more than a store to the window changes, except where its elements are parts of a
+    byte of the memory: then it is these bytes.
+
+    Args:
+      array: the memory.
+      transforms: from the memory to the window.
+      operands: of the equation.
+      part: the result of ``read``, where it is known.
     """
-    if np.may_share_memory(part, array):
-        return part
-    for number, transform in enumerate(transforms):
-        if isinstance(transform, Bitcast):
-            memory = read(array, transforms[:number], operands)
-            under = memory_under(memory, transform, transforms[number + 1 :], operands)
-            return part if under is None else under
-    while transforms and not isinstance(transforms[-1], Indexed):
-        transforms = transforms[:-1]  # the last one only changes the shape of the same elements
+    if part is None and not any(isinstance(transform, Bitcast) for transform in transforms):
         part = read(array, transforms, operands)
-        if np.may_share_memory(part, array):
-            return part
-    last = transforms[-1] if transforms else None
-    if not isinstance(last, Indexed):
+    if part is not None and (np.may_share_memory(part, array) or not np.size(part)):
         return part
-    memory = read(array, transforms[:-1], operands)
-    if not np.ndim(part):
-        return memory[(*numpy_index(last, memory.shape, operands), ...)]
-    axes = grid_of(last, operands, part.shape)
-    return Elements(memory, tuple(axis.ravel() for axis in axes))
+    view = view_of(array, transforms, operands)
+    if view is not None:
+        return view.region
+    for number, transform in enumerate(transforms):
+        rest = transforms[number:]
+        if _casts(rest):
+            return elements_of(*_nearer(array, rest, operands), operands)
+        following = applied(array, transform, operands)
+        if not np.may_share_memory(following, array):
+            return elements_of(array, rest, operands)
+        array = following
+    return array
+
+
+def elements_of(
+    array: Array,
+    transforms: Sequence[Transform],
+    operands: Sequence[Any],
+    apply: Callable[[Array, Transform, Sequence[Any]], Array] | None = None,
+) -> Elements:
+    """Return the elements of memory that a window covers, or the parts of them that it covers.
+
+    Args:
+      array: the memory.
+      transforms: from the memory to the window.
+      operands: of the equation.
+      apply: does what ``applied`` does, and gives -1 for an element that is not there.
+    """
+    casts = [np.dtype(cast.dtype) for cast in transforms if isinstance(cast, Bitcast)]
+    narrowest = min(dtype.itemsize for dtype in (array.dtype, *casts))
+    units = array[..., None]
+    if narrowest < array.itemsize:
+        units = units.view(f"u{narrowest}")
+    first, key = transforms[0], ...
+    if apply is None and isinstance(first, Indexed) and not first.repeated:
+        key, transforms = numpy_index(first, array.shape, operands), transforms[1:]
+    grid = np.indices(array.shape, sparse=True)
+    index = [np.broadcast_to(along, array.shape)[key] for along in grid]
+    numbers = np.ravel_multi_index(index, array.shape) * units.shape[-1]
+    # For each element of the window the numbers of its parts, the lowest bits first.
+    parts: list[Array] = [numbers + part for part in range(units.shape[-1])]
+    bits = bit_width(array.dtype)
+    for transform in transforms:
+        if isinstance(transform, Bitcast):
+            before, bits = bits, bit_width(np.dtype(transform.dtype))
+            parts = _cast_parts(parts, before, bits)
+        else:
+            parts = [(apply or applied)(part, transform, operands) for part in parts]
+    covered = np.unique(np.concatenate([part.ravel() for part in parts]))
+    return Elements(units, np.unravel_index(covered[covered >= 0], units.shape))
+
+
+def _cast_parts(parts: Sequence[Array], source: int, target: int) -> list[Array]:
+    """Return the parts of elements whose rows were put together, or divided, by a bitcast.
+
+    Args:
+      parts: for each element, the lowest bits first.
+      source: bits of these elements.
+      target: bits of those after the cast.
+    """
+    if target == source:
+        return list(parts)
+    axis = packed_axis(parts[0].ndim)
+    before = (slice(None),) * axis
+    if target > source:
+        ratio = target // source
+        return [part[(*before, slice(n, None, ratio))] for n in range(ratio) for part in parts]
+    ratio = source // target
+    count = max(len(parts) // ratio, 1)
+    shape = list(parts[0].shape)
+    shape[axis] *= ratio
+    # A part that is no wider than a byte may belong to several rows.
+    return [
+        np.stack([parts[row * len(parts) // ratio + n] for row in range(ratio)], axis + 1).reshape(
+            shape
+        )
+        for n in range(count)
+    ]
 
 
 def write(
@@ -182,47 +289,45 @@ def write(
         if not rest:
             array[key] = change(array[key])
             return
-        part = array[key]
+        part = array[(*key, ...)]  # so that one element is an array, too
         write(part, rest, operands, change)
         if not np.may_share_memory(part, array):
             array[key] = part
         return
-    pair = _indexed_bitcast(transforms)
-    if pair is not None:
-        rows, key = window_of(array, *pair, operands)
-        cast = bitcast_rows(rows, pair[0].dtype)
-        part = cast[key]
-        if len(rest) == 1:
-            cast[key] = change(part)
-        else:
-            write(part, rest[1:], operands, change)
-            if not np.may_share_memory(part, cast):
-                cast[key] = part
-        if not np.may_share_memory(cast, rows):
-            rows[...] = bitcast_rows(cast, rows.dtype)
-        return
-    part = applied(array, first, operands)
-    if not np.may_share_memory(part, array):
+    part = None if isinstance(first, Bitcast) else applied(array, first, operands)
+    if part is not None and np.may_share_memory(part, array):
         write(part, rest, operands, change)
-        array[...] = undone(part, first, array)
         return
+    view = view_of(array, transforms, operands)
+    if view is not None:
+        view.put(change(view.values()))
+        return
+    if _casts(transforms):
+        array, (_, *rest) = _nearer(array, transforms, operands)
+    part = applied(array, first, operands) if part is None else part
     write(part, rest, operands, change)
+    array[...] = undone(part, first, array)
 
 
 def size_in_bytes(ref: Ref, transforms: Sequence[Transform], operands: Sequence[Any]) -> int:
     """Return the number of bytes of a window of ``ref``, also if it reaches beyond the memory."""
-    width = ref.dtype.itemsize
-    total = math.prod(ref.shape) * width
+    dtype, count = ref.dtype, math.prod(ref.shape)
     for transform in transforms:
         if isinstance(transform, Bitcast):
-            width = np.dtype(transform.dtype).itemsize
+            before, dtype = dtype, np.dtype(transform.dtype)
+            count = count * bit_width(before) // bit_width(dtype)
         if isinstance(transform, Indexed):
             spans = [index.size for index in transform.indices if isinstance(index, AxisSlice)]
             joint = transform.joint
             sizes = [int(operands[s.position]) if isinstance(s, Operand) else s for s in spans]
             sizes += [int(operands[s.position]) if isinstance(s, Operand) else s for s in joint]
-            total = width * math.prod(max(size, 0) for size in sizes)
-    return total
+            count = math.prod(max(size, 0) for size in sizes)
+    return packed_bytes(count, dtype)
+
+
+def packed_bytes(count: int, dtype: Any) -> int:
+    """Return the number of bytes of elements, of which those of 4 bits take half a byte each."""
+    return -(-count * bit_width(dtype) // 8)
 
 
 def fixed_size(aval: Any, transforms: Sequence[Transform]) -> int | None:
@@ -247,14 +352,38 @@ def fixed_size(aval: Any, transforms: Sequence[Transform]) -> int | None:
     return size_in_bytes(Ref(memory), transforms, ())
 
 
+def indexed_view(
+    array: Array,
+    window: Sequence[Transform],
+    operands: Sequence[Any],
+    shape: tuple[int, ...],
+) -> tuple[MemoryView, Indexed]:
+    """Return what the last index of a masked access is one of, and that index.
+
+    Raises:
+      Outside: an index before the last one is beyond the edge.
+    """
+    outer = list(window)
+    last = outer.pop() if outer and isinstance(outer[-1], Indexed) else Indexed.whole(shape)
+    assert isinstance(last, Indexed)
+    memory = read(array, outer, operands)
+    direct = not outer or np.may_share_memory(memory, array)
+    view = whole_view(memory) if direct else view_of(array, outer, operands)
+    if view is None:
+        raise SimulationError(
+            "a masked access to a reference that is indexed by arrays, or divided, before"
+        )
+    return view, last
+
+
 def masked(
     array: Array,
     window: Sequence[Transform],
     operands: Sequence[Any],
     shape: tuple[int, ...],
     mask: Any,
-) -> tuple[Array, tuple[Array, ...]]:
-    """Return the memory of a masked access, and the index of each of its elements.
+) -> tuple[MemoryView, tuple[Array, ...]]:
+    """Return a window that has all elements of a masked access, and the index of each of them.
 
     Masked elements have an index, too; one beyond the edge is moved to the edge.
 
@@ -268,21 +397,16 @@ def masked(
     Raises:
       Outside: an element beyond the edge is accessed.
     """
-    *outer, last = window or (Indexed.whole(array.shape),)
-    if not isinstance(last, Indexed):
-        raise SimulationError("a masked access to a reshaped reference cannot be simulated")
-    memory = read(array, outer, operands)
-    if outer and not np.may_share_memory(memory, array):
-        raise SimulationError("a masked access to a reference that is indexed twice by arrays")
+    view, last = indexed_view(array, window, operands, shape)
     axes = grid_of(last, operands, shape)
     accessed = np.broadcast_to(mask, shape)
     key: list[Array] = []
-    for number, (axis, dim) in enumerate(zip(axes, memory.shape, strict=True)):
+    for number, (axis, dim) in enumerate(zip(axes, view.shape, strict=True)):
         indices = axis[accessed]
         if indices.size and (indices.min() < 0 or indices.max() >= dim):
-            raise Outside.of(number, indices, memory.shape)
+            raise Outside.of(number, indices, view.shape)
         key.append(np.clip(axis, 0, max(dim - 1, 0)))
-    return memory, tuple(key)
+    return view, tuple(key)
 
 
 # Transforms of memory to another shape, order or dtype, as a view if possible, and their inverses.
@@ -386,4 +510,4 @@ def bitcast_rows(array: Array, dtype: Any) -> Array:
     The second last axis is packed: rows 2i and 2i + 1 of a 16-bit array become row i of a 32-bit
     array, and row 2i has the low bits.
     """
-    return bitcast_axis(array, np.dtype(dtype), max(array.ndim - 2, 0))
+    return bitcast_axis(array, np.dtype(dtype), packed_axis(array.ndim))

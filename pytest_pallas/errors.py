@@ -20,6 +20,7 @@ class ErrorFacts:
       shared: whether all processes of the program know of it.
       kernel_error: the underlying error of the kernel or of what it is compared with.
       failure: the check and the call that failed, or None.
+      context: the context of the call that failed, where it is another one than the check's.
       others: failures of the same check with other causes.
       schedule: that of the failing run, unless the default.
       analysis: of the kernel's grids, for wrong grids.
@@ -30,6 +31,7 @@ class ErrorFacts:
     shared: bool = False
     kernel_error: BaseException | None = None
     failure: Any = None
+    context: Any = None
     others: tuple[PallasError, ...] = ()
     schedule: Any = None
     analysis: Any = None

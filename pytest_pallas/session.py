@@ -111,7 +111,9 @@ class Session:
     #: Drawn calls for compiling backends, by spec and count; see ``run.drawn``.
     drawn: LastUsed[tuple[Any, ...]] = field(default_factory=lambda: LastUsed(64))
     #: Sizes of blocks by dim, for the specs that ran; see ``run.backends.adapted``.
-    tiles: dict[Any, dict[str, tuple[int, ...]]] = field(default_factory=dict[Any, Any])
+    tiles: dict[Any, tuple[dict[str, tuple[int, ...]], int]] = field(default_factory=dict[Any, Any])
+    #: Other meshes of the specs that ran, by spec and backend; see ``checks.meshes``.
+    meshes: dict[Any, Any] = field(default_factory=dict[Any, Any])
     #: Sources of examples, by spec; see ``draw.diversity``.
     sources: dict[Any, Any] = field(default_factory=dict[Any, Any])
     #: The traces of one spec; see ``run.nodes``.

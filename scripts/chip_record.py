@@ -47,13 +47,14 @@ FORMAT = 1
 #: The entry of the file with the JSON of ``About``.
 _ABOUT = "about"
 
-#: Sides of a call, by its route: operands ``x`` and ``y``, and the output ``o``. 16-bit floats and
-#: float8 are kept as unsigned integers.
+#: Sides of a call, by its route: operands ``x``, ``y`` and ``z``, and the output ``o``. Narrow
+#: floats are kept as unsigned integers.
 _SIDES = {
     "wgmma": "xyo",
     "wgmma_f16": "xyo",  # sums of float16
     "wgmma_registers": "xyo",  # x comes from registers
     "tdot": "xyo",
+    "tdot_added": "xyzo",  # z, a float32, and the product of each half of the contracted axis
     "to": "xo",
     **dict.fromkeys(("mosaic", "mosaic_approx", "triton"), "o"),  # of every finite value
 }
@@ -95,7 +96,7 @@ class ChipRecord:
       target: its name here, such as ``"h200"``.
       jax: version that compiled the kernels.
       date: of the day, as ``YYYY-MM-DD``.
-      arrays: by ``ROUTE.DTYPE.KIND.SIDE``: operands ``x`` and ``y``, and the output ``o``.
+      arrays: by ``ROUTE.DTYPE.KIND.SIDE``; see ``_SIDES``.
     """
 
     device: str
@@ -224,6 +225,27 @@ def dot(precision: Any = None, out: Any = jnp.float32) -> Kernel:
     return multiply
 
 
+def added_dots(precision: Any = None) -> Kernel:
+    """A kernel for Triton, of one program: ``z + x @ y`` in two steps, by a loop."""
+
+    def body(x: Any, y: Any, z: Any, o: Any) -> None:
+        half = x.shape[1] // 2
+
+        def step(i: Any, total: Any) -> Any:
+            part = pl.ds(i * half, half)
+            product = jnp.dot(
+                x[:, part], y[part, :], precision=precision, preferred_element_type=jnp.float32
+            )
+            return total + product
+
+        o[...] = jax.lax.fori_loop(0, 2, step, z[...])
+
+    def add(x: Any, y: Any, z: Any) -> Any:
+        return pl.pallas_call(body, out_shape=jax.ShapeDtypeStruct(z.shape, z.dtype))(x, y, z)
+
+    return add
+
+
 def elementwise(function: Callable[..., Any], *, mosaic: bool, approx: bool = False) -> Kernel:
     """A kernel that applies a function to its operand, for Triton or Mosaic GPU.
 
@@ -266,13 +288,18 @@ def call_of(record: Mapping[str, Array], name: str) -> tuple[Kernel, list[Array]
         )
         return kernel, [_finite(dtype)]
     stored = jnp.dtype("bfloat16" if route == "to" else dtype)
-    operands = [record[f"{name}.{side}"].view(stored) for side in _SIDES[route][:-1]]
+    operands = [
+        record[f"{name}.{side}"].view(jnp.float32 if side == "z" else stored)
+        for side in _SIDES[route][:-1]
+    ]
     match route:
         case "to":
             return convert(dtype), operands
         case "tdot":
             out = jnp.int32 if dtype == "int8" else jnp.float32
             return dot("highest" if how == "highest" else None, out), operands
+        case "tdot_added":
+            return added_dots("highest" if how == "highest" else None), operands
         case _:
             sums = jnp.float16 if route == "wgmma_f16" else None
             registers = route == "wgmma_registers"
@@ -317,13 +344,19 @@ def operands() -> Iterator[tuple[str, list[Array]]]:
             **dict.fromkeys(("bfloat16", "float32"), ("special", "tiny", "huge")),
             **dict.fromkeys(_NARROW, ("wide", "special")),
         },
+        "tdot_added": {
+            **dict.fromkeys(("bfloat16", "float16", *_NARROW), ("wide",)),
+            "float32": ("wide", "highest"),
+        },
     }
     for route, by_dtype in hard.items():
-        depth = 64 if route == "tdot" else 128
+        depth = 64 if route.startswith("tdot") else 128
         for dtype, kinds in by_dtype.items():
             for kind in kinds:
-                x, y = _pair(rng, dtype, kind)
-                yield f"{route}.{dtype}.{kind}", [x[:, :depth], y[:, :depth]]
+                values = [array[:, :depth] for array in _pair(rng, dtype, kind)]
+                if route == "tdot_added":
+                    values.append(_drawn(rng, (64, 64), "float32", "wide"))
+                yield f"{route}.{dtype}.{kind}", values
     for route in ("wgmma", "wgmma_registers", "tdot"):
         x, y = (rng.integers(-128, 128, (64, 128)).astype(np.int8) for _ in range(2))
         yield f"{route}.int8.normal", [x[:, :64], y[:, :64]] if route == "tdot" else [x, y]
@@ -394,7 +427,7 @@ def write(path: Path, device: str, record: Recorder, processes: int = 1) -> dict
         if not isinstance(output, str):
             sides = {
                 f"{name}.{side}": _stored(array)
-                for side, array in zip("xy", values, strict=False)
+                for side, array in zip("xyz", values, strict=False)
                 if side in _SIDES[name.partition(".")[0]]
             }
             arrays |= sides | {f"{name}.o": output}
@@ -409,7 +442,7 @@ def write(path: Path, device: str, record: Recorder, processes: int = 1) -> dict
 def _recorded(record: Recorder, call: tuple[str, list[Array]]) -> Array | str:
     """The output of a call as it is stored, or why there is none."""
     name, values = call
-    arrays = {f"{name}.{side}": array for side, array in zip("xy", values, strict=False)}
+    arrays = {f"{name}.{side}": array for side, array in zip("xyz", values, strict=False)}
     kernel, _ = call_of(arrays, name)
     try:
         return _stored(np.asarray(record(kernel, values)))

@@ -19,6 +19,7 @@ import sys
 import traceback
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from types import FrameType
 from typing import Any
 from unittest.mock import patch
 
@@ -86,36 +87,80 @@ def _kernel_primitives() -> list[Any]:
 
 
 @contextmanager
-def meshes_of(chip: Any) -> Generator[None]:
+def meshes_of(current: Callable[[], Any]) -> Generator[None]:
     """Let meshes of this process' devices be meshes of a chip, in ``jax.shard_map`` too.
 
     ``Mesh.abstract_mesh`` is cached and says "cpu", and in ``shard_map`` it is what a kernel asks
-    that wants to know the chip, as ``pltpu.emit_pipeline`` does.
+    that wants to know the chip, as ``pltpu.emit_pipeline`` does. An ``AbstractMesh`` of no device
+    says nothing. What JAX keeps of the chip by mesh is forgotten before and after.
 
     Args:
-      chip: a ``jax.sharding.AbstractDevice``.
+      current: gives the chip, a ``jax.sharding.AbstractDevice``, or None for what is there.
     """
     from jax.sharding import AbstractMesh, AxisType, Mesh
 
     mesh: Any = importlib.import_module("jax._src.mesh")
+    shard_map: Any = importlib.import_module("jax._src.shard_map")
+    info: Any = importlib.import_module("jax._src.tpu_info").get_tpu_info
+    own, manual = vars(Mesh)["abstract_mesh"], shard_map._as_manual_mesh
+    begin = mesh.use_abstract_mesh.__init__
+
+    def on_chip(of: Any) -> Any:
+        """Return an abstract mesh with the chip, where it has no device."""
+        chip = current()
+        if chip is None or of.empty or of.abstract_device is not None:
+            return of
+        return of.update(abstract_device=chip)
 
     def abstract_mesh(of: Any) -> Any:
-        if not of.axis_names:
-            return mesh.empty_abstract_mesh
+        chip = current()
+        if chip is None or not of.axis_names:
+            return own.__get__(of, Mesh)
         return AbstractMesh(
             of.axis_sizes, of.axis_names, axis_types=of.axis_types, abstract_device=chip
         )
 
     def manual_mesh(of: Any, axes: Any) -> Any:
+        if current() is None:
+            return manual(of, axes)
         # What this replaces is kept by mesh, and would say afterwards what it says here.
-        return of.abstract_mesh.update_axis_types(dict.fromkeys(axes, AxisType.Manual))
+        return on_chip(of.abstract_mesh).update_axis_types(dict.fromkeys(axes, AxisType.Manual))
 
-    shard_map: Any = importlib.import_module("jax._src.shard_map")
+    def use(self: Any, of: Any) -> None:
+        begin(self, on_chip(of))
+
     with (
         patch.object(Mesh, "abstract_mesh", property(abstract_mesh)),
         patch.object(shard_map, "_as_manual_mesh", manual_mesh),
+        patch.object(mesh.use_abstract_mesh, "__init__", use),
     ):
-        yield
+        info.cache_clear()
+        try:
+            yield
+        finally:
+            info.cache_clear()
+
+
+#: Modules of JAX, besides those of Pallas, that read which chip a kernel is for. The others need to
+#: know what the devices are on which they run arrays, as for the shape of a mesh.
+_OF_KERNELS = ("jax._src.tpu_info",)
+
+#: The module of the functions by which others ask for devices and platforms.
+_OF_BACKENDS = "jax._src.xla_bridge"
+
+
+def asks_for_the_chip(frame: FrameType | None) -> bool:
+    """Return whether an attribute of a device is read for a kernel, and not by JAX for itself.
+
+    Args:
+      frame: of the function that answers.
+    """
+    frame = None if frame is None else frame.f_back
+    while frame is not None and frame.f_globals.get("__name__") == _OF_BACKENDS:
+        frame = frame.f_back
+    name: str = "" if frame is None else frame.f_globals.get("__name__", "")
+    own = name.partition(".")[0] in ("jax", "jaxlib")
+    return not own or "pallas" in name or name in _OF_KERNELS
 
 
 @functools.cache

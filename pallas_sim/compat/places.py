@@ -9,7 +9,7 @@ transforms. Probe: ``tests/pallas_sim/compat/test_places.py``.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -150,12 +150,20 @@ def place_in(transformed: Any) -> RefPart:
     """Convert a reference with its transforms, whose leaves are ``Operand``s, to a ``RefPart``."""
     if isinstance(transformed, Operand):
         return RefPart(transformed.position, ())
+    if hasattr(transformed.ref, "transforms"):  # a part of what ``select_ref`` chooses
+        return _part_of(place_in(transformed.ref), transforms_in(transformed.transforms))
     if isinstance(transformed.ref, tuple):  # an index chooses one of several references
         (select,) = transformed.transforms
         choices: tuple[Any, ...] = transformed.ref
         index = select.idx if isinstance(select.idx, Operand) else int(select.idx)
         return RefPart(-1, (), tuple(map(place_in, choices)), index)
     return RefPart(transformed.ref.position, transforms_in(transformed.transforms))
+
+
+def _part_of(part: RefPart, transforms: tuple[Transform, ...]) -> RefPart:
+    """Return a part of a part: of each that an index may choose."""
+    choices = tuple(_part_of(choice, transforms) for choice in part.choices)
+    return RefPart(part.position, (*part.transforms, *transforms), choices, part.chosen)
 
 
 def peer_in(device: Any, core: Any, kind: Any) -> Peer | None:
@@ -270,14 +278,24 @@ def semaphore_parts(name: str, params: Any, count: int) -> SemaphoreParts:
     return SemaphoreParts(semaphore)
 
 
-def names_a_device(eqn: Any) -> bool:
-    """Return whether an equation copies to, or signals, a device or core that it names."""
+def names_a_device(eqn: Any, cores: Collection[Any] = ()) -> bool:
+    """Return whether an equation copies to, or signals, a device that it names.
+
+    Args:
+      eqn: of a kernel.
+      cores: names of the kernel's axes of cores: who names an index of these names no device.
+    """
     name, count = eqn.primitive.name, len(eqn.invars)
     if name == "dma_start":
-        return copy_parts(eqn.params, count).peer is not None
-    return name == "semaphore_signal" and (
-        semaphore_parts(name, eqn.params, count).peer is not None
-    )
+        peer = copy_parts(eqn.params, count).peer
+    elif name == "semaphore_signal":
+        peer = semaphore_parts(name, eqn.params, count).peer
+    else:
+        return False
+    if peer is None:
+        return False
+    axes = {axis for names, _ in peer.axes for axis in names}
+    return bool(peer.point) or peer.number is not None or not axes <= set(cores)
 
 
 def _part_or_none(transformed: Any) -> RefPart | None:

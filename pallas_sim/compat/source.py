@@ -10,7 +10,7 @@ import functools
 import importlib
 from collections.abc import Generator
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from pallas_sim.findings import SourceLine, read
 
@@ -25,6 +25,13 @@ _MACHINERY = (
     "/lax/control_flow/loops.py",
     "/lax/control_flow/for_loop.py",
 )
+
+#: Files of JAX that move the blocks of ``emit_pipeline``, and the functions there that do it.
+_PIPELINES = ("/pallas/mosaic/pipeline.py", "/pallas/mosaic_gpu/pipeline.py")
+_MOVES: dict[str, Literal["fetch", "write back"]] = {
+    "copy_in": "fetch",
+    "copy_out": "write back",
+}
 
 #: Files of JAX that trace a kernel's body: what is outside of them is not the kernel.
 _CALLERS = ("/pallas/pallas_call.py", "/pallas/mpmd.py", "/pallas/core.py")
@@ -73,6 +80,16 @@ def is_machinery(eqn: Any) -> bool:
     """Return whether JAX made an equation for a loop or pipeline of its own, in whatever line."""
     traceback = getattr(eqn.source_info, "traceback", None)
     return traceback is not None and _frames(traceback)[1]
+
+
+def move_of_block(eqn: Any) -> Literal["fetch", "write back"] | None:
+    """Return what a copy does for a pipeline that JAX wrote; None for a copy of the user."""
+    traceback = getattr(getattr(eqn, "source_info", None), "traceback", None)
+    if traceback is None or not is_machinery(eqn):
+        return None
+    codes, _ = traceback.raw_frames()
+    names = (code.co_name for code in codes if code.co_filename.endswith(_PIPELINES))
+    return next((_MOVES[name] for name in names if name in _MOVES), None)
 
 
 @functools.lru_cache(maxsize=8192)

@@ -34,7 +34,7 @@ from pallas_sim.findings import Access
 from pallas_sim.gpu.threads import EarlyStart
 from pallas_sim.machine import Thread
 from pallas_sim.memory import Elements, Region
-from pallas_sim.order.accesses import bounds_of, index_of, root
+from pallas_sim.order.accesses import addresses_of, bounds_of, index_of, root
 from pallas_sim.recording import Touched
 
 #: ``"volatile"``: a load that is no race with an atomic.
@@ -141,6 +141,7 @@ class Footprints:
         kind: GlobalAccessKind = "atomic" if adds else "write" if writes else "read"
         access = _access(thread, region, name, line, "write" if writes else "read")
         self.accesses.append(access)
+        region = _elements_of(region, whole)
         number = len(self.accesses)
         if number == len(self._clusters):
             self._clusters = np.concatenate([self._clusters, np.zeros_like(self._clusters)])
@@ -206,6 +207,16 @@ def _access(thread: Thread, region: Region, name: str, line: str, kind: Any) -> 
 
 def _address(array: Array) -> int:
     return array.__array_interface__["data"][0]
+
+
+def _elements_of(region: Region, whole: Array) -> Region:
+    """Return the elements of an allocation that a region has, whatever dtype the region has."""
+    width = (region.memory if isinstance(region, Elements) else region).itemsize
+    if width == whole.itemsize:
+        return region
+    starts = addresses_of(region)[:, None] - _address(whole)
+    numbers = np.unique((starts + np.arange(0, width, whole.itemsize)) // whole.itemsize)
+    return Elements(whole, np.unravel_index(numbers, whole.shape))
 
 
 def _same_part(array: Array, region: Region, whole: Array) -> Array:

@@ -19,11 +19,12 @@ from typing import Any
 
 import numpy as np
 
-from pallas_sim.accesses import memory_of, record_access
+from pallas_sim.accesses import memory_of, record_access, semaphores_of
 from pallas_sim.chips import TARGETS, Excess, tensor_memory_excess
 from pallas_sim.compat.compilers import CopyKey, inferred_tiles, infers_tiles
 from pallas_sim.compat.jaxprs import is_reference, open_jaxpr, written_inputs
 from pallas_sim.compat.source import home_of
+from pallas_sim.copies import release
 from pallas_sim.cores import (
     BlockMesh,
     Traffic,
@@ -55,7 +56,7 @@ from pallas_sim.gpu.tensor_memory import (
 from pallas_sim.gpu.threads import BlockCluster, GpuLaunch, GpuThread, ThreadBlock, leave
 from pallas_sim.gpu.windows import reaches_devices
 from pallas_sim.machine import GridPosition, Thread
-from pallas_sim.memory import Ref
+from pallas_sim.memory import Arena, Ref
 from pallas_sim.order.disorder import report_disorder
 from pallas_sim.recording import Acquired, Recording, Synchronized
 from pallas_sim.refusals import require_mosaic_gpu
@@ -267,6 +268,9 @@ def _execute(
         else:
             kernel_run.run_one_by_one()
         end_kernel(thread, footprints.kernel_ahead(kernel.name), launch.start)
+        # Scopes reuse semaphores. One that is looked at without taking counts for the whole launch.
+        semaphores = semaphores_of(launch.semaphores.values())
+        release(thread, (one for one in semaphores if not one.looked), kernel.line)
         # The use of a result reads it, so that a store which nothing orders before is reported.
         for ref in outputs:
             if ref.data.dtype != object:
@@ -372,7 +376,7 @@ class _KernelRun:
         )
         for index in np.ndindex(*(size for _, size in mesh.cluster)):
             # Memory begins as NaN in every dtype.
-            block = ThreadBlock(cluster, index, np.full(self.kernel.smem, 0xFF, np.uint8))
+            block = ThreadBlock(cluster, index, Arena.of_size(self.kernel.smem, 0xFF))
             cluster.blocks.append(block)
             numbers = range(mesh.warpgroups)
             block.warpgroups += [self.warpgroup(block, number, recording) for number in numbers]

@@ -14,14 +14,22 @@ masks and atomics, each element has its number in the array, or a code that says
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from pallas_sim.accesses import beyond_edge, bounds_error
 from pallas_sim.dtypes import Array
-from pallas_sim.errors import BoundsError
+from pallas_sim.edges import (
+    Contents,
+    contents_of,
+    edge_finding,
+    masked_window,
+    read_inside,
+    report,
+    undefined,
+)
+from pallas_sim.findings import Finding
 from pallas_sim.gpu.launch_order import GlobalAccessKind
 from pallas_sim.gpu.portable_order import (
     ElementSelection,
@@ -33,7 +41,7 @@ from pallas_sim.machine import Machine, Thread
 from pallas_sim.memory import Outside, Ref
 from pallas_sim.pallas_calls import BlockStart, BlockWindow
 from pallas_sim.transforms import Bitcast, Transform
-from pallas_sim.windows import masked, read, write
+from pallas_sim.windows import read, write
 
 #: The index of an element that is not in the array: the lowering masks it; it is beyond the edge of
 #: an array that blocks hang over, unmasked; it is beyond the edge of one that they do not.
@@ -138,6 +146,11 @@ def block_of(
 # Accesses.
 
 
+def _beyond(shape: tuple[int, ...], _: Any) -> Array:
+    """Return the numbers of elements beyond the edge of a block."""
+    return np.full(shape, BEYOND, np.int64)
+
+
 #: Names of accesses in messages. Only a load may hang over an edge unmasked.
 LOAD, STORE, ATOMIC = "load from", "store to", "atomic access to"
 
@@ -174,9 +187,8 @@ class _SelectedElements:
 class BlockAccess:
     """An access of a program to a window of a block.
 
-    Its methods raise a ``BoundsError`` for an element that no mask leaves out, and that is beyond
-    the edge of the block, of an array that no block may hang over, or, except for a load, of any
-    array.
+    Its methods report an element that no mask leaves out, and that is beyond the edge of the block,
+    of an array that no block may hang over, or, except for a load, of any array.
 
     Attributes:
       thread: that runs the program.
@@ -208,36 +220,42 @@ class BlockAccess:
         if block.key is not None and self.shape is None:
             try:
                 part = np.array(read(memory.array[block.key], self.window, self.operands))
-            except Outside as outside:
-                raise beyond_edge(self.thread, self.ref, LOAD, outside, self.line) from None
-            # Asked here, too, because most loads are of memory that no program writes.
-            if memory.shadow is not None:
-                self._note("read", self._selected(block.key))
-            return part
-        numbers = self._numbers(LOAD)
-        values = self.thread.machine.uninitialized(numbers.shape, memory.array.dtype, "padding")
-        if other is not None:
-            values[...] = other
+            except Outside:  # found again, and reported, below
+                pass
+            else:
+                # Asked here, too, because most loads are of memory that no program writes.
+                if memory.shadow is not None:
+                    self._note("read", self._selected(block.key))
+                return part
+        numbers, finding = self._numbers(LOAD)
         chosen = numbers >= 0
         inside = numbers[chosen]
-        values[chosen] = memory.array.reshape(-1)[inside]
+
+        def load(contents: Contents) -> Array:
+            values = self.thread.machine.uninitialized(numbers.shape, memory.array.dtype, "padding")
+            if other is not None:
+                values[...] = other
+            beyond = numbers < HANGING
+            values[beyond] = contents(values[beyond].shape, values.dtype)
+            values[chosen] = memory.array.reshape(-1)[inside]
+            return values
+
+        values = load(contents_of(self.thread))
         self._note("volatile" if volatile else "read", _SelectedElements(inside))
         if volatile and block.waiting is not None:
             seen = (self.line, numbers.tobytes(), values.tobytes())
             block.waiting.looked(self.thread, self.ref, seen)
+        if finding is not None:
+            raise undefined(self.thread, load, finding)
         return values
 
     def store(self, value: Any) -> None:
         """Store a value to the elements of the window that the mask does not leave out."""
         block: ProgramBlock = self.ref.block
-        if block.key is not None and self.shape is None:
-            try:
-                write(block.memory.array[block.key], self.window, self.operands, lambda _: value)
-            except Outside as outside:
-                raise beyond_edge(self.thread, self.ref, STORE, outside, self.line) from None
+        if block.key is not None and self.shape is None and self._stores(block, value):
             self._note("write", self._selected(block.key))
         else:
-            numbers = self._numbers(STORE)
+            numbers = self._reported(STORE)
             chosen, flat = numbers >= 0, block.memory.array.reshape(-1)
             flat[numbers[chosen]] = np.broadcast_to(value, numbers.shape)[chosen]
             self._note("write", _SelectedElements(numbers[chosen]))
@@ -246,6 +264,15 @@ class BlockAccess:
                 self.ref.data[inside] = flat[block.numbers[inside]]
         if block.waiting is not None:
             block.waiting.changed(block.memory)
+
+    def _stores(self, block: ProgramBlock, value: Any) -> bool:
+        """Store a value to a window; return False if it reaches beyond the block."""
+        assert block.key is not None
+        try:
+            write(block.memory.array[block.key], self.window, self.operands, lambda _: value)
+        except Outside:
+            return False
+        return True
 
     def update(self, change: Callable[[Array, Any], Array], value: Any, *, used: bool) -> Array:
         """Change the elements atomically, one after the other; returns their old values.
@@ -256,7 +283,7 @@ class BlockAccess:
           used: whether the program uses the old values.
         """
         assert self.shape is not None
-        numbers = self._numbers(ATOMIC)
+        numbers = self._reported(ATOMIC)
         chosen = numbers >= 0
         block: ProgramBlock = self.ref.block
         flat = block.memory.array.reshape(-1)
@@ -285,25 +312,41 @@ class BlockAccess:
         old[chosen] = before
         return old
 
-    def _numbers(self, access: str) -> Array:
-        """Return the number in the array of each element; less than 0 for those left out."""
-        numbers = self.ref.block.indices()
-        try:
-            if self.mask is None:
-                numbers = np.asarray(read(numbers, self.window, self.operands))
-            else:
-                assert self.shape is not None
-                part, key = masked(numbers, self.window, self.operands, self.shape, self.mask)
-                numbers = np.where(self.mask, part[key], MASKED)
-        except Outside as outside:
-            raise beyond_edge(self.thread, self.ref, access, outside, self.line) from None
-        least = int(numbers.min()) if numbers.size else 0
-        if least < (HANGING if access == LOAD else MASKED):
-            raise self._bounds_error(access, least)
-        return numbers if self.shape is None else np.broadcast_to(numbers, self.shape)
+    def _reported(self, access: str) -> Array:
+        """Return the numbers of the elements, and report those that are not there."""
+        numbers, finding = self._numbers(access)
+        if finding is not None:
+            report(self.thread, finding)
+        return numbers
 
-    def _bounds_error(self, access: str, least: int) -> BoundsError:
-        """Make the error for elements that are in no array, where nothing masks them."""
+    def _numbers(self, access: str) -> tuple[Array, Finding | None]:
+        """Return the number in the array of each element; less than 0 for those left out.
+
+        The finding is of elements that nothing masks, and that are not there.
+        """
+        numbers, finding = self.ref.block.indices(), None
+        if self.mask is None:
+            try:
+                numbers = np.asarray(read(numbers, self.window, self.operands))
+            except Outside as outside:
+                finding = edge_finding(self.thread, self.ref, access, outside, self.line)
+                numbers = read_inside(numbers, self.window, self.operands, _beyond)
+        else:
+            assert self.shape is not None
+            block, at = replace(self.ref, data=numbers), (access, self.line)
+            named = masked_window(
+                self.thread, block, self.window, self.operands, self.shape, self.mask, *at
+            )
+            numbers, finding = named.view.take(named.key), named.finding
+            numbers = np.where(named.chosen, numbers, np.where(self.mask, BEYOND, MASKED))
+        least = int(numbers.min()) if numbers.size else 0
+        if finding is None and least < (HANGING if access == LOAD else MASKED):
+            finding = self._finding(access, least)
+        shape = numbers.shape if self.shape is None else self.shape
+        return np.broadcast_to(numbers, shape), finding
+
+    def _finding(self, access: str, least: int) -> Finding:
+        """Return the finding of elements that are in no array, where nothing masks them."""
         why = (
             "JAX 0.11 does not mask what is beyond the edge for Triton: pad the array, or mask it"
             if least == HANGING
@@ -312,7 +355,8 @@ class BlockAccess:
         shape = tuple(self.ref.block.memory.array.shape)
         name = self.ref.name or "a reference"
         message = f"{access} {name} beyond the edge of its array {list(shape)}: {why}"
-        return bounds_error(self.thread, message, self.line, ref=self.ref.name, shape=shape)
+        facts: dict[str, Any] = {"ref": self.ref.name, "shape": shape}
+        return self.thread.finding("bounds", message, self.line, **facts)
 
     def _note(self, kind: GlobalAccessKind, elements: ElementSelection) -> None:
         block: ProgramBlock = self.ref.block

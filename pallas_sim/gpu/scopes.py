@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from pallas_sim.accesses import memory_of
+from pallas_sim.accesses import memory_of, report_windows
 from pallas_sim.chips import Excess, OperandMemory, gpu_bytes, shared_memory_excess
 from pallas_sim.compat.compilers import requested_shared_bytes
 from pallas_sim.compat.jaxprs import (
@@ -126,6 +126,7 @@ def run_scope(
         _reserve(thread, scope)
     refs = [_made(thread, item, first=first) for item in scope.items]
     results = work(refs)
+    report_windows(thread, refs)
     thread.top, thread.around, thread.accumulators = before, around, held
     return results
 
@@ -224,7 +225,7 @@ def publish_semaphores(
 ) -> None:
     """Make the semaphores of a launch before it begins, and publish them for other devices.
 
-    They begin at 0 in each launch, and their counts at its end are lost.
+    They begin at 0 in each launch.
 
     Args:
       launch: that has them.
@@ -247,10 +248,11 @@ def publish_semaphores(
 def _shared(block: ThreadBlock, item: ScopedRef, start: int, size: int) -> Ref:
     """Make uninitialized shared memory, which may have been other memory before."""
     aval = item.aval
-    bytes_ = block.arena[start : start + size]
+    bytes_ = np.asarray(block.arena)[start : start + size]
     if is_union(aval):
         bytes_[...] = 0xFF  # is NaN in every dtype
         memory = bytes_.view(np.dtype(f"int{8 * _union_scale(aval)}"))
+        block.arena.references[item.name] = memory
     else:
         shape, count = tuple(aval.shape), len(item.tiling)
         if count:
@@ -260,6 +262,7 @@ def _shared(block: ThreadBlock, item: ScopedRef, start: int, size: int) -> Ref:
         memory = bytes_.view(np.dtype(aval.dtype)).reshape(shape)
         fill = block.cluster.launch.thread.machine.uninitialized((), memory.dtype, "scratch")
         memory[...] = fill
+        block.arena.references[item.name] = memory
         memory = tiled(memory, item.tiling) if count else memory
     return Ref(memory, item.name, "smem", key=AllocationKey((), (), item.site))
 

@@ -42,7 +42,7 @@ from pallas_sim.dtypes import (
     is_integer,
 )
 from pallas_sim.errors import SimulationError
-from pallas_sim.products import Multiply, Product, chip_product, fused_product, multiplier
+from pallas_sim.products import Product, chip_product, fused_product, multiplier
 
 #: Bits of a row of an operand that one instruction contracts (PTX ISA 9.0, 9.7.16.2.1).
 _INSTRUCTION_BITS = 256
@@ -192,8 +192,10 @@ _PRESETS = {"BF16_BF16_F32": BFLOAT16, "F16_F16_F32": FLOAT16}
 
 def dot_product(
     lhs: Any, rhs: Any, out: Any, precision: Any, accumulations: Accumulations
-) -> Multiply | None:
+) -> Product | None:
     """Return the function by which Triton's ``dot`` multiplies on a chip; None if not known.
+
+    Triton makes what a kernel adds to a product in float32 the first value of the accumulator.
 
     JAX's lowering (``_dot_general_lowering`` in ``jax/_src/pallas/triton/lowering.py``) requests
     TF32 products of float32, unless both precisions are ``HIGHEST``, and sums in float32, unless
@@ -215,7 +217,7 @@ def dot_product(
         return None
     take, narrow = converter(lhs, dtype), converter(FLOAT32, out)
     if exact:
-        return lambda a, b: narrow(fused_product(take(a), take(b)))
+        return lambda a, b, c: narrow(fused_product(take(a), take(b), c))
     accumulation = accumulations.get(("dot", "tf32" if dtype == FLOAT32 else dtype.name))
     if accumulation is None:
         return None
@@ -223,7 +225,7 @@ def dot_product(
         dtype = np.dtype(accumulation.operands)
         take = converter(lhs, dtype)
     product = chip_product(dtype, dtype, accumulation, rounded_to_tf32)
-    return lambda a, b: narrow(product(take(a), take(b), None))
+    return lambda a, b, c: narrow(product(take(a), take(b), c))
 
 
 def dot_operands(dtype: Dtype, precision: Any) -> tuple[Dtype | None, bool]:

@@ -107,7 +107,7 @@ class TensorMemory(Ref):
         if not isinstance(first, Aliased):
             data = read(self.data, transforms, operands)
             self._require(data)
-            return TensorMemoryPart(data, region_of(data, self.data, transforms, operands))
+            return TensorMemoryPart(data, region_of(self.data, transforms, operands, data))
         this = self.alternatives[_key(first)]
         data = read(this.data, transforms[1:], operands)
         self._require(data)

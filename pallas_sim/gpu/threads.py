@@ -25,7 +25,7 @@ from pallas_sim.dtypes import Array
 from pallas_sim.errors import SimulationError
 from pallas_sim.findings import Wait
 from pallas_sim.machine import Machine, Thread
-from pallas_sim.memory import Ref
+from pallas_sim.memory import Arena, Ref
 from pallas_sim.recording import (
     END_OF_BLOCK,
     Acquired,
@@ -145,7 +145,7 @@ class ThreadBlock:
 
     cluster: BlockCluster
     index: tuple[int, ...]
-    arena: Array
+    arena: Arena
     memory: dict[Any, Ref] = field(default_factory=dict)
     entered: dict[Any, int] = field(default_factory=dict)
     warpgroups: list[GpuThread] = field(default_factory=list)

@@ -293,7 +293,7 @@ def _gathered(array: Array, axes: Sequence[Array | int], *, listed: bool = False
     # A view costs nothing, and writes to it change the array. Lists of rows need ``Elements``.
     slices = list(map(_slice, used))
     if None not in slices:
-        region: Region = array[tuple(slices)]
+        region: Region = array[(*slices, ...)]
     else:
         key = np.broadcast_arrays(*np.ix_(*used))
         region = Elements(array, tuple(indices.ravel() for indices in key))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Any, NamedTuple
@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from pallas_sim.dtypes import Array
-from pallas_sim.memory import Elements, Region
+from pallas_sim.memory import Arena, Elements, Region
 from pallas_sim.recording import Asynchronous, Copy, Side, Touched
 
 #: How hard ``numpy.shares_memory`` may try: the exact answer is a Diophantine problem, which takes
@@ -243,35 +243,45 @@ def root(region: Region) -> Array:
 
 def bounds_of(region: Region) -> tuple[int, int]:
     """Return the addresses of the first byte of a region, and behind its last."""
-    array = region.memory if isinstance(region, Elements) else region
-    start: int = array.__array_interface__["data"][0]
-    if array.flags.c_contiguous:
-        return start, start + array.nbytes
-    low, high = np.lib.array_utils.byte_bounds(array)
+    if isinstance(region, Elements):
+        starts = addresses_of(region)
+        if not starts.size:
+            return bounds_of(region.memory[:0])
+        return int(starts.min()), int(starts.max()) + region.memory.itemsize
+    start: int = region.__array_interface__["data"][0]
+    if region.flags.c_contiguous:
+        return start, start + region.nbytes
+    low, high = np.lib.array_utils.byte_bounds(region)
     return int(low), int(high)
+
+
+def addresses_of(region: Region) -> Array:
+    """Return the address of the first byte of each element of a region, int64 without axes."""
+    memory, key = (region.memory, region.key) if isinstance(region, Elements) else (region, ())
+    starts: Any = np.int64(memory.__array_interface__["data"][0])
+    for index, stride in zip(key, memory.strides, strict=False):
+        starts = starts + index.astype(np.int64) * stride
+    rest = list(zip(memory.shape, memory.strides, strict=True))[len(key) :]
+    for size, stride in rest:
+        starts = starts[..., None] + np.arange(size, dtype=np.int64) * stride
+    return np.ravel(starts)
 
 
 def place_of(region: Region) -> tuple[Any, ...]:
     """Return a key that is equal for regions that are the same elements."""
     if isinstance(region, Elements):
         return (*place_of(region.memory), *(axis.tobytes() for axis in region.key))
-    return (region.__array_interface__["data"][0], region.shape, region.strides)
+    address = region.__array_interface__["data"][0]
+    return (address, region.itemsize, region.shape, region.strides)
 
 
 def overlap(one: Region, other: Region) -> bool:
-    """Return whether two regions share an element."""
+    """Return whether two regions share a byte."""
+    if isinstance(other, Elements) and not isinstance(one, Elements):
+        one, other = other, one
     if isinstance(one, Elements):
-        if not np.may_share_memory(one.memory, root(other)):
-            return False
-        if (
-            isinstance(other, Elements)
-            and place_of(one.memory) == place_of(other.memory)
-            and len(one.key) == len(other.key)
-        ):
-            return not _points(one).isdisjoint(_points(other))
-        return any(overlap(other, part) for part in _parts(one))
-    if isinstance(other, Elements):
-        return overlap(other, one)
+        return _is_touched(one, other)
+    assert not isinstance(other, Elements)
     if not one.size or not other.size or not np.may_share_memory(one, other):
         return False
     try:
@@ -280,34 +290,134 @@ def overlap(one: Region, other: Region) -> bool:
         return True  # a race that is not there is reported rather than one missed
 
 
-def _parts(elements: Elements) -> Iterator[Array]:
-    """Yield a view of each element, or of each row where only the first axes are indexed."""
-    for point in _points(elements):
-        yield elements.memory[(*point, ...)]
+def _is_touched(elements: Elements, other: Region) -> bool:
+    """Return whether another region has a byte of some elements."""
+    (low, high), (start, end) = bounds_of(elements), bounds_of(other)
+    if low >= end or start >= high:
+        return False
+    if isinstance(other, np.ndarray) and end - start == other.nbytes:  # without gaps
+        starts = addresses_of(elements)
+        return bool(((starts < end) & (starts + elements.memory.itemsize > start)).any())
+    # Mark the bytes of the elements. Pages of these zeros that nobody reads or writes cost nothing.
+    low = min(low, start)
+    marks = np.zeros(max(high, end) - low, np.bool_)
+    marks[_bytes_of(elements) - low] = True
+    if isinstance(other, Elements):
+        return bool(marks[_bytes_of(other) - low].any())
+    shape, strides = (*other.shape, other.itemsize), (*other.strides, 1)
+    return bool(np.ndarray(shape, np.bool_, marks, start - low, strides).any())
 
 
-def _points(elements: Elements) -> set[tuple[int, ...]]:
-    """Return the index of each element along the first axes."""
-    return {*zip(*(axis.tolist() for axis in elements.key), strict=True)}
+def _bytes_of(elements: Elements) -> Array:
+    """Return the address of each byte of some elements."""
+    return addresses_of(elements)[:, None] + np.arange(elements.memory.itemsize)
 
 
-def index_of(region: Region) -> tuple[tuple[int, int], ...]:
-    """Return the elements of its allocation that a region begins and ends at, along each axis."""
-    whole = root(region)
-    if isinstance(region, Elements):
+#: Of more elements than these, the box is not looked for one by one, and may be too large.
+_BOXED = 1 << 18
+
+
+def whole_of(one: tuple[Region, str], other: tuple[Region, str]) -> Array:
+    """Return the reference that two regions, with the names of their references, are parts of.
+
+    It is an allocation, as a rule. In an arena it is a reference made of that; the arena itself if
+    the regions are parts of different ones.
+    """
+    arena = root(one[0])
+    if not isinstance(arena, Arena):
+        return arena
+    for _, name in (one, other):
+        reference = arena.references.get(name)
+        if reference is None:
+            continue
+        start, end = bounds_of(reference)
+        parts = {bounds_of(region) for region, _ in (one, other)} - {bounds_of(arena)}
+        if all(start <= low and high <= end for low, high in parts):
+            return reference
+    return np.asarray(arena)
+
+
+def index_of(region: Region, whole: Array | None = None) -> tuple[tuple[int, int], ...]:
+    """Return the smallest box that has a region: ``(start, stop)`` along each axis.
+
+    The axes are those of the whole reference, whatever shape and dtype the region has. So the boxes
+    of two regions that overlap do, too. () of a region or a reference without elements or axes.
+
+    Args:
+      region: a part of the reference, or memory that has all of it.
+      whole: the reference; None for the allocation.
+    """
+    whole = root(region) if whole is None else whole
+    memory = region.memory if isinstance(region, Elements) else region
+    if not whole.ndim or not whole.size or not memory.size:
         return ()
-    if whole.ndim == 0 or not whole.size or not whole.flags.c_contiguous:
+    (low, high), (start, end) = bounds_of(region), bounds_of(whole)
+    if low < start or high > end:
+        return tuple((0, size) for size in whole.shape)
+    base = whole.__array_interface__["data"][0]
+    if isinstance(region, np.ndarray):
+        offset = region.__array_interface__["data"][0] - base
+        steps = [*zip(region.strides, region.shape, strict=True), (1, region.itemsize)]
+        box = _box_of_steps(offset, steps, whole)
+        if box is not None:
+            return box
+        if high - low == region.nbytes or region.size > _BOXED:
+            return _box_of_range(low - base, high - base - 1, whole)
+    starts = addresses_of(region) - base
+    if not starts.size:
         return ()
-    if region.dtype != whole.dtype or not region.size:
-        return ()
-    offset = region.__array_interface__["data"][0] - whole.__array_interface__["data"][0]
-    starts = np.unravel_index(offset // whole.itemsize, whole.shape)
-    steps = dict(zip(region.strides, region.shape, strict=True))
-    ends = [
-        int(start) + steps.get(stride, 1)
-        for start, stride in zip(starts, whole.strides, strict=True)
-    ]
-    return tuple((int(start), end) for start, end in zip(starts, ends, strict=True))
+    first, _ = _coordinates(starts, whole)
+    last, _ = _coordinates(starts + memory.itemsize - 1, whole)
+    return tuple(
+        (int(np.min(low)), int(np.max(high)) + 1) for low, high in zip(first, last, strict=True)
+    )
+
+
+def _outermost_first(whole: Array) -> list[int]:
+    """Return the axes of an allocation that have several elements."""
+    axes = [axis for axis, size in enumerate(whole.shape) if size > 1 and whole.strides[axis]]
+    return sorted(axes, key=lambda axis: -whole.strides[axis])
+
+
+def _coordinates(offset: Any, whole: Array) -> tuple[list[Any], Any]:
+    """Return the index along each axis of the element that has a byte, and which byte that is."""
+    index: list[Any] = [0] * whole.ndim
+    for axis in _outermost_first(whole):
+        index[axis], offset = divmod(offset, whole.strides[axis])
+    return index, offset
+
+
+def _box_of_steps(
+    offset: int, steps: Sequence[tuple[int, int]], whole: Array
+) -> tuple[tuple[int, int], ...] | None:
+    """Return the box of what is so many steps from a byte; None if it reaches around an edge.
+
+    Args:
+      offset: of the first byte.
+      steps: bytes of a step, and how many elements it has.
+      whole: the allocation.
+    """
+    first, byte = _coordinates(offset, whole)
+    last = list(first)
+    for step, size in steps:
+        along, inside = _coordinates(step, whole)
+        last = [at + (size - 1) * more for at, more in zip(last, along, strict=True)]
+        byte += (size - 1) * inside
+    if byte >= whole.itemsize or any(at >= dim for at, dim in zip(last, whole.shape, strict=True)):
+        return None
+    return tuple((start, end + 1) for start, end in zip(first, last, strict=True))
+
+
+def _box_of_range(first: int, last: int, whole: Array) -> tuple[tuple[int, int], ...]:
+    """Return the box of all elements from one byte to another."""
+    (low, _), (high, _) = _coordinates(first, whole), _coordinates(last, whole)
+    box = [(start, end + 1) for start, end in zip(low, high, strict=True)]
+    around = False
+    for axis in _outermost_first(whole):
+        if around:
+            box[axis] = 0, whole.shape[axis]
+        around = around or low[axis] != high[axis]
+    return tuple(box)
 
 
 # Operations of a tensor core that keep their order (PTX ISA 9.0, 9.7.16.6.2, "pipelined").

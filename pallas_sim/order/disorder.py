@@ -7,13 +7,13 @@ two accesses these are, which waits do not order them and why, and what to do.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
 from pallas_sim.findings import Access, Finding, Kind, Owner, Signal, Wait
 from pallas_sim.machine import Machine
-from pallas_sim.order.accesses import SideInFlight, index_of
+from pallas_sim.order.accesses import SideInFlight, index_of, whole_of
 from pallas_sim.order.happens_before import OrderPass, find_overruns, happens_before
 from pallas_sim.order.semaphores import Increment
 from pallas_sim.recording import (
@@ -109,7 +109,7 @@ def _finding(report: _Report, kind: str, event: Any, before: Any) -> Finding:
         return _entry(report, event)
     if kind == "phase":
         return _overrun(report, event)
-    later, earlier = _access(report, event), _access(report, before)
+    later, earlier = _accesses(report, event, before)
     message = _race(kind, later, earlier, chained=_are_chained(event, before))
     facts: dict[str, Any] = {"accesses": (later, earlier), "waits": _unproved(report, before)}
     origin = event if isinstance(event, Touched) else event.origin
@@ -192,14 +192,24 @@ def _entry(report: _Report, event: Reached) -> Finding:
     return _finding_at(report, "entry", message, event, event.name, accesses=accesses)
 
 
-def _access(report: _Report, event: Touched | SideInFlight | Access) -> Access:
-    if isinstance(event, Access):
-        return event
+def _accesses(
+    report: _Report, event: Touched | SideInFlight, before: Touched | SideInFlight | Access
+) -> tuple[Access, Access]:
+    """Return two accesses that overlap; their boxes are those of one reference."""
+    later = _access(report, event)
+    if isinstance(before, Access):
+        return replace(later, index=index_of(event.region)), before
+    earlier = _access(report, before)
+    whole = whole_of((event.region, later.ref), (before.region, earlier.ref))
+    first, second = (index_of(access.region, whole) for access in (event, before))
+    return replace(later, index=first), replace(earlier, index=second)
+
+
+def _access(report: _Report, event: Touched | SideInFlight) -> Access:
     origin = event if isinstance(event, Touched) else event.origin
     common: dict[str, Any] = {
         "kind": "write" if event.writes else "read",
         "owner": report.last.owners[event.thread],
-        "index": index_of(event.region),
         "line": origin.line,
         "program": origin.program,
     }

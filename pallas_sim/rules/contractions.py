@@ -25,19 +25,23 @@ if TYPE_CHECKING:
 Dims = Sequence[int]
 
 
-@rule("dot_general", threaded=True)
+@rule("dot_general", "sum_of_product", threaded=True)
 def _dot_general(eqn: Equation) -> Evaluate:
-    """Contract two arrays; see ``products`` for dtypes.
+    """Contract two arrays, and add a third one if there is one; see ``products`` for dtypes.
 
     ``out_sharding`` is ignored, and so is ``precision``, except in a kernel for Triton on a chip
-    whose arithmetic is known.
+    whose arithmetic is known. There, an accumulator begins at what is added.
     """
-    lhs, rhs = eqn.ins
+    lhs, rhs, *addend = eqn.ins
     dims = eqn.params["dimension_numbers"]
     depth = prod(lhs.shape[axis] for axis in dims[0][0])
     multiply = multiplier(lhs.dtype, rhs.dtype, eqn.out.dtype, depth, batched=bool(dims[1][0]))
-    default = contraction(lhs.shape, rhs.shape, dims, multiply)
+    contract = contraction(lhs.shape, rhs.shape, dims, multiply)
     by_chip: dict[str, Evaluate] = {}
+
+    def default(a: Any, b: Any, *c: Any) -> Any:
+        product = contract(a, b)
+        return product + c[0] if c else product
 
     def product_on(machine: Machine) -> Evaluate:
         """Return the product of Triton's ``dot`` on a chip.
@@ -51,16 +55,25 @@ def _dot_general(eqn: Equation) -> Evaluate:
         product = dot_product(*dtypes, precision, machine.accumulations)
         if product is None or dims[1][0]:
             return default
-        return contraction(lhs.shape, rhs.shape, dims, product)
+        if not addend:
+            return contraction(lhs.shape, rhs.shape, dims, lambda a, b: product(a, b, None))
 
-    def evaluate(thread: Thread, a: Any, b: Any) -> Any:
+        def added(a: Any, b: Any, c: Any) -> Any:
+            def with_addend(a: Any, b: Any) -> Any:
+                return product(a, b, c.reshape(a.shape[0], b.shape[1]))
+
+            return contraction(lhs.shape, rhs.shape, dims, with_addend)(a, b)
+
+        return added
+
+    def evaluate(thread: Thread, *operands: Any) -> Any:
         machine = thread.machine
         if not thread.kernels or not machine.accumulations:
-            return default(a, b)
+            return default(*operands)
         product = by_chip.get(machine.target)
         if product is None:
             product = by_chip[machine.target] = product_on(machine)
-        return product(a, b)
+        return product(*operands)
 
     return evaluate
 

@@ -29,7 +29,7 @@ from pallas_sim.cores import (
     block_mesh,
     core_meshes,
     launched,
-    run_concurrently,
+    run_on_chip,
     traffic_of,
     warp_axis,
 )
@@ -188,7 +188,7 @@ def _mpmd_map(eqn: Equation) -> Evaluate:
     meshes = core_meshes(eqn.params["meshes"])
     jaxprs = eqn.params["jaxprs"]
     programs = [prepare(jaxpr) for jaxpr in jaxprs]
-    traffic = traffic_of(jaxprs, eqn.params["compiler_params"])
+    traffic = traffic_of(jaxprs, eqn.params["compiler_params"], meshes)
     inner, _ = open_jaxpr(jaxprs[0])
     names = argument_names(inner)
     are_refs = [is_reference(var.aval) for var in inner.invars]
@@ -266,7 +266,7 @@ def _mpmd_map(eqn: Equation) -> Evaluate:
             if [core.number for core in cores] == [thread.number]:
                 work(cores[0])
             else:
-                run_concurrently(thread, cores, work)
+                run_on_chip(thread, meshes, cores, work)
             for _, memory in owned:
                 free(thread, list(memory.values()), eqn.line)
             if thread.recorded:

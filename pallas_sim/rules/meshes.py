@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from pallas_sim.cores import meet, run_concurrently
-from pallas_sim.dtypes import Array, convert
+from pallas_sim.dtypes import Array, convert, is_float
 from pallas_sim.errors import MissingRuleError, SimulationError
 from pallas_sim.evaluation import prepare, run
 from pallas_sim.findings import Owner
@@ -87,7 +87,7 @@ def _reduced(function: Any, values: Sequence[Array]) -> Array:
 
 def _wide(dtype: np.dtype[Any]) -> np.dtype[Any]:
     """Return the dtype in which values are added."""
-    return np.dtype(np.float32) if dtype.itemsize < 4 and dtype.kind in "fV" else dtype
+    return np.dtype(np.float32) if is_float(dtype) and dtype.itemsize < 4 else dtype
 
 
 def _along(function: Any, value: Array, axes: tuple[int, ...]) -> Array:

@@ -13,10 +13,12 @@ from typing import Any
 
 import numpy as np
 
-from pallas_sim.accesses import bounds_error, inside_edges
+from pallas_sim.accesses import move_block
 from pallas_sim.chips import GPUS
 from pallas_sim.compat.compilers import CopyKey, key_of
+from pallas_sim.compat.source import move_of_block
 from pallas_sim.dtypes import Array
+from pallas_sim.edges import end_at_edge, report_edge
 from pallas_sim.errors import MissingRuleError, SimulationError
 from pallas_sim.findings import Access
 from pallas_sim.gpu.barriers import arrive
@@ -35,7 +37,7 @@ from pallas_sim.gpu.windows import (
     without_unit_axes,
 )
 from pallas_sim.machine import default_fill
-from pallas_sim.memory import Ref
+from pallas_sim.memory import Outside, Ref
 from pallas_sim.recording import Asynchronous, Fenced, Side
 from pallas_sim.registry import Equation, Evaluate
 from pallas_sim.rules.mosaic_threads import (
@@ -134,7 +136,7 @@ def _load_of(eqn: Equation) -> _GlobalLoad:
 
 @gpu_rule("copy_gmem_to_smem")
 def _load(eqn: Equation) -> Evaluate:
-    load, line = _load_of(eqn), eqn.line
+    load, line, move = _load_of(eqn), eqn.line, move_of_block(eqn.origin)
     always_arrives = load.predicate is not None and arrives_without_copying()
 
     def evaluate(thread: GpuThread, *operands: Any) -> Any:
@@ -151,6 +153,8 @@ def _load(eqn: Equation) -> Evaluate:
         promised = load.fill == "promise"
         (source,) = _windows(thread, load.source, operands, line, "load from", promised=promised)
         ref, target = part_of(thread, load.target, operands, "load to", line)
+        if move is not None:
+            move_block(ref, source.name, move)
         if load.barrier is None:
             _load_in_order(thread, source, target, ref.name, line)
             return
@@ -203,14 +207,14 @@ def _windows(
       line: of the equation.
       how: the access, in the words of a message, such as ``"load from"``.
       promised: whether the kernel promises that all elements are inside the array.
-
-    Raises:
-      BoundsError: an element is outside, although the kernel promised that none is.
     """
     windows: list[EngineWindow] = []
     for ref, home in memories_of(thread, operands[part.position], part.places, operands, line):
-        with inside_edges(thread, ref, how, line):
+        try:
             window = window_of(ref, part.window, operands, promised=promised)
+        except Outside as outside:  # although the kernel promised that all is inside
+            report_edge(thread, ref, how, outside, line)
+            window = window_of(ref, part.window, operands)
         windows.append(replace(window, name=ref.name, home=home))
     return windows
 
@@ -371,7 +375,7 @@ def _load_together(
 
 @gpu_rule("copy_smem_to_gmem")
 def _store(eqn: Equation) -> Evaluate:
-    leaves, line = OperandLeaves(eqn, 2), eqn.line
+    leaves, line, move = OperandLeaves(eqn, 2), eqn.line, move_of_block(eqn.origin)
     source_part = leaves.part(0, "src_transforms_treedef")
     target_part = leaves.part(1, "dst_transforms_treedef")
     predicate, commits = leaves.predicate(), eqn.params.get("commit_group", True)
@@ -383,6 +387,8 @@ def _store(eqn: Equation) -> Evaluate:
     def evaluate(thread: GpuThread, *operands: Any) -> Any:
         if holds(predicate, operands):
             ref, source = part_of(thread, source_part, operands, "copy from", line)
+            if move is not None:
+                move_block(ref, operands[target_part.position].name, move)
             targets = [
                 _as_tma_sees(thread, window, tiling, line, writes=True)
                 for window in _windows(thread, target_part, operands, line, "copy to")
@@ -481,7 +487,8 @@ def _inline_mgpu(eqn: Equation) -> Evaluate:
             return execute(codes[key], thread, arguments, results, line)
         except UnreachableError as error:
             message = f"the code of inline_mgpu is beyond an edge: {error}"
-            raise bounds_error(thread, message, line, seed=thread.machine.seed) from None
+            finding = thread.finding("bounds", message, line, seed=thread.machine.seed)
+            raise end_at_edge(thread, finding) from None
 
     return evaluate
 

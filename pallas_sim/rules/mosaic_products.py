@@ -16,10 +16,11 @@ from typing import Any
 
 import numpy as np
 
-from pallas_sim.accesses import inside_edges, record_access
+from pallas_sim.accesses import record_access
 from pallas_sim.chips import GPUS, accumulation_of
 from pallas_sim.compat.places import transforms_of
 from pallas_sim.dtypes import Array
+from pallas_sim.edges import edge_finding, end_at_edge
 from pallas_sim.errors import SimulationError
 from pallas_sim.gpu.engines import (
     commit,
@@ -47,7 +48,7 @@ from pallas_sim.gpu.tensor_cores import (
 from pallas_sim.gpu.tensor_memory import TensorMemory, TensorMemoryPart
 from pallas_sim.gpu.threads import EngineOperation, GpuThread, Step, ThreadBlock
 from pallas_sim.machine import Thread
-from pallas_sim.memory import Ref
+from pallas_sim.memory import Outside, Ref
 from pallas_sim.recording import Asynchronous, Side
 from pallas_sim.registry import Equation, Evaluate, rule
 from pallas_sim.rules.mosaic_threads import (
@@ -256,8 +257,8 @@ def _product_of(
             ref, accessed = in_tensor_memory(thread, block, part, operands, how, line)
             sides.append(Side(accessed.region, False, ref.name, tensor_core=True, role="operand"))
             return accessed.data
-        data, region, name = in_shared_memory(thread, block, part, operands, line)
-        sides.append(Side(region, False, name, proxied=True))
+        data, name = in_shared_memory(thread, block, part, operands, line)
+        sides.append(Side(data, False, name, proxied=True))
         return data
 
     lhs, rhs = map(read_by_product, parts.factors)
@@ -430,11 +431,11 @@ def _copying(
     leaves.end()
 
     def start_copy(thread: GpuThread, block: ThreadBlock, operands: Any) -> None:
-        source, region, name = in_shared_memory(thread, block, from_, operands, line)
+        source, name = in_shared_memory(thread, block, from_, operands, line)
         ref, target = in_tensor_memory(thread, block, to, operands, "copy to", line)
         arrange = arranging(ref, to)
         sides = [
-            Side(region, False, name, proxied=True),
+            Side(source, False, name, proxied=True),
             Side(target.region, True, ref.name, tensor_core=True, role="copied"),
         ]
         steps = reading_then_writing(
@@ -493,8 +494,10 @@ def in_tensor_memory(
     ref = thread.of_block(operands[part.position], block)
     if not isinstance(ref, TensorMemory):
         raise SimulationError(f"{ref.name or 'a reference'} is in {ref.space}, not tensor memory")
-    with inside_edges(thread, ref, access, line):
+    try:
         return ref, ref.part(part.transforms, operands)
+    except Outside as outside:
+        raise end_at_edge(thread, edge_finding(thread, ref, access, outside, line)) from None
 
 
 def write(thread: GpuThread, part: TensorMemoryPart, values: Array) -> None:

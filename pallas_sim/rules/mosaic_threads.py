@@ -20,6 +20,14 @@ from pallas_sim.compat.places import transforms_in
 from pallas_sim.copies import signal
 from pallas_sim.cores import CoreAddress, peer_of, reach
 from pallas_sim.dtypes import Array, convert
+from pallas_sim.edges import (
+    contents_of,
+    edge_finding,
+    end_at_edge,
+    read_inside,
+    report,
+    write_inside,
+)
 from pallas_sim.errors import SimulationError
 from pallas_sim.gpu.barriers import arrive, arrive_in_cluster, barrier_at, test, wait
 from pallas_sim.gpu.engines import complete, refills, start
@@ -35,12 +43,12 @@ from pallas_sim.gpu.threads import (
 )
 from pallas_sim.gpu.windows import at_device, devices_along, signals_of
 from pallas_sim.machine import Thread
-from pallas_sim.memory import Ref, Region
+from pallas_sim.memory import Outside, Ref
 from pallas_sim.recording import Acquired, Asynchronous, Semaphore, Side
 from pallas_sim.registry import Equation, Evaluate, rule
 from pallas_sim.rules.references import reducer
 from pallas_sim.transforms import AtBlock, Operand, RefPart
-from pallas_sim.windows import read, region_of, write
+from pallas_sim.windows import read, region_of
 
 
 def gpu_rule(
@@ -132,9 +140,6 @@ def part_of(
       operands: of the equation.
       how: ``"load from"``, ``"store to"`` or the like, for messages.
       line: of the equation.
-
-    Raises:
-      BoundsError: it is beyond an edge.
     """
     ref: Ref = operands[named.position]
     if named.places:
@@ -145,25 +150,38 @@ def part_of(
 def located(
     thread: GpuThread, ref: Ref, named: RefPart, operands: Sequence[Any], how: str, line: str
 ) -> Any:
-    """Return the part of a known reference that an equation names; see ``part_of``."""
+    """Return the part of a known reference that an equation names; see ``part_of``.
+
+    Raises:
+      BoundsError: there is no such barrier or semaphore.
+    """
     window = named.window
-    part = read_window(thread, ref, window, operands, how, line)
-    if ref.data.dtype != object and not np.ndim(part):  # numpy gives a copy of one element
-        return region_of(part, ref.data, window, operands)
-    return part
+    try:
+        part: Any = read(ref.data, window, operands)
+    except Outside as outside:
+        finding = edge_finding(thread, ref, how, outside, line)
+        if ref.data.dtype == object:  # nothing can take the place of a barrier that is not there
+            raise end_at_edge(thread, finding) from None
+        report(thread, finding)
+        return read_inside(ref.data, window, operands, contents_of(thread))
+    if ref.data.dtype == object or np.may_share_memory(part, ref.data) or not np.size(part):
+        return part
+    if not np.ndim(part):  # numpy gives a copy of one element
+        return region_of(ref.data, window, operands, part)
+    # What an engine does to a copy, no thread and no monitor would see.
+    raise SimulationError(
+        f"{how} {ref.name or 'a reference'}, reshaped to {list(np.shape(part))} although its "
+        "elements do not follow each other in memory: Mosaic GPU has no such reference; reshape "
+        "before you slice or transpose"
+    )
 
 
 def in_shared_memory(
     thread: GpuThread, block: ThreadBlock, part: RefPart, operands: Any, line: str
-) -> tuple[Array, Region, str]:
-    """Return the shared memory of a block that an operand names: elements, region, name.
-
-    Raises:
-      BoundsError: it is beyond the edge.
-    """
+) -> tuple[Array, str]:
+    """Return the shared memory of a block that an operand names, and the name of the reference."""
     ref: Ref = thread.of_block(operands[part.position], block)
-    data = read_window(thread, ref, part.transforms, operands, "tcgen05 operand from", line)
-    return data, region_of(data, ref.data, part.transforms, operands), ref.name
+    return located(thread, ref, part, operands, "tcgen05 operand from", line), ref.name
 
 
 def named_barrier(thread: GpuThread, part: RefPart, operands: Sequence[Any], line: str) -> Barrier:
@@ -315,9 +333,15 @@ def _atomic(eqn: Equation) -> Evaluate:
     window = named.window
 
     def evaluate(thread: GpuThread, *operands: Any) -> Any:
-        ref, part = part_of(thread, named, operands, "atomic access to", line)
+        ref: Ref = operands[named.position]
+        if named.places:
+            ref = thread.elsewhere(ref, named.places, operands, line)
+        part = read_window(thread, ref, window, operands, "atomic access to", line)
         record_window(thread, ref, part, window, operands, "add", line)
-        write(ref.data, window, operands, lambda old: reduce(old, operands[value.position]))
+        contents = contents_of(thread)
+        write_inside(
+            ref.data, window, operands, lambda old: reduce(old, operands[value.position]), contents
+        )
 
     return evaluate
 
@@ -332,7 +356,7 @@ def _multimem_store(eqn: Equation) -> Evaluate:
             ref = at_device(thread, device, operands[named.position], line)
             part = read_window(thread, ref, window, operands, "store to", line)
             record_window(thread, ref, part, window, operands, "write", line, home=device)
-            write(ref.data, window, operands, lambda _: operands[0])
+            write_inside(ref.data, window, operands, lambda _: operands[0], contents_of(thread))
 
     return evaluate
 
@@ -441,14 +465,14 @@ def _try_cluster_cancel(eqn: Equation) -> Evaluate:
         answers = [in_shared_memory(thread, other, answer_part, operands, line) for other in blocks]
         _require_size(answers[0][0])
         barriers = barriers_in(thread, blocks, barrier_part, operands)
-        sides = [Side(region, True, name, proxied=True) for _, region, name in answers]
+        sides = [Side(data, True, name, proxied=True) for data, name in answers]
         needs_fence = refills(thread, of_jax=eqn.of_jax)
         record = Asynchronous("the cluster cancel request", sides, refills=needs_fence)
         operation = EngineOperation(record, block)
 
         def answer() -> None:
             response = answer_of(take_over(block.cluster.launch))
-            for (data, _, _), barrier in zip(answers, barriers, strict=True):
+            for (data, _), barrier in zip(answers, barriers, strict=True):
                 data[...] = response.view(data.dtype).reshape(data.shape)
                 complete(operation, barrier, nbytes=_ANSWER)
 
@@ -465,9 +489,9 @@ def _query_cluster_cancel(eqn: Equation) -> Evaluate:
     leaves.end()
 
     def evaluate(thread: GpuThread, *operands: Any) -> Any:
-        data, region, name = in_shared_memory(thread, thread.block, part, operands, eqn.line)
+        data, name = in_shared_memory(thread, thread.block, part, operands, eqn.line)
         _require_size(data)
-        record_access(thread, region, "read", name, eqn.line or thread.around)
+        record_access(thread, data, "read", name, eqn.line or thread.around)
         grid = dict(thread.kernel_launch.mesh.grid)
         point = point_in(data, list(grid.values()))
         if point is None:

@@ -9,8 +9,6 @@ from typing import Any
 import numpy as np
 
 from pallas_sim.accesses import (
-    beyond_edge,
-    inside_edges,
     load_window,
     record_access,
     record_window,
@@ -18,12 +16,24 @@ from pallas_sim.accesses import (
 )
 from pallas_sim.compat.places import transforms_in, transforms_of
 from pallas_sim.dtypes import Array, convert
+from pallas_sim.edges import (
+    Contents,
+    MaskedWindow,
+    UndefinedLoadError,
+    contents_of,
+    masked_window,
+    read_inside,
+    report,
+    report_edge,
+    undefined,
+    write_inside,
+)
 from pallas_sim.errors import SimulationError
 from pallas_sim.machine import Thread
-from pallas_sim.memory import Elements, KeyArray, Outside, Ref, is_key_dtype
+from pallas_sim.memory import KeyArray, Outside, Ref, is_key_dtype
 from pallas_sim.registry import Equation, Evaluate, rule
 from pallas_sim.transforms import Transform, split_elsewhere
-from pallas_sim.windows import masked, read, write
+from pallas_sim.windows import read, region_of, write
 
 
 @rule("load", threaded=True, home="primitives")  # ``plgpu.load``
@@ -46,9 +56,14 @@ def _get(eqn: Equation) -> Evaluate:
         all_operands = (ref, *operands)
         return _loaded(load_window(thread, ref, window, all_operands, eqn.line))
 
-    if is_key_dtype(dtype):
-        return lambda thread, *operands: KeyArray(load(thread, *operands), dtype)
-    return load
+    def load_keys(thread: Thread, *operands: Any) -> Any:
+        try:
+            return KeyArray(load(thread, *operands), dtype)
+        except UndefinedLoadError as undefined_keys:
+            report(thread, undefined_keys.finding)
+            return KeyArray(undefined_keys.values, dtype)
+
+    return load_keys if is_key_dtype(dtype) else load
 
 
 def _loaded(part: Any) -> Any:
@@ -126,22 +141,24 @@ def _change(
     *,
     used: bool = False,
 ) -> Any:
-    """Change a window of memory, and return its old values if they are wanted.
-
-    Raises:
-      BoundsError: it is beyond an edge.
-    """
+    """Change a window of memory, as far as it is there; return its old values if they are used."""
     try:
-        old: Any = None
-        if used or thread.recorded:
-            part = read(ref.data, window, operands)
-            old = np.array(part) if used else None
-            if thread.recorded:
-                record_window(thread, ref, part, window, operands, "write", line)
+        part = read(ref.data, window, operands) if used else None
+        region = region_of(ref.data, window, operands, part) if thread.recorded else None
+        old = None if part is None else np.array(part)
         write(ref.data, window, operands, function)
-        return old
     except Outside as outside:
-        raise beyond_edge(thread, ref, "store to", outside, line) from None
+        report_edge(thread, ref, "store to", outside, line)
+    else:
+        if region is not None:
+            record_access(thread, region, "write", ref.name, line)
+        return old
+    contents = contents_of(thread)
+    part = read_inside(ref.data, window, operands, contents)
+    if thread.recorded:
+        record_window(thread, ref, part, window, operands, "write", line)
+    write_inside(ref.data, window, operands, function, contents)
+    return part if used else None
 
 
 def _require_plain(ref: Ref) -> None:
@@ -213,14 +230,22 @@ def _masked_load(eqn: Equation) -> Evaluate:
             return access.load(other, volatile=volatile)
         if mask is None:
             return np.array(load_window(thread, ref, window, operands, eqn.line))
-        with inside_edges(thread, ref, "load from", eqn.line):
-            before, key = masked(ref.data, window, operands, shape, mask)
+        named = masked_window(thread, ref, window, operands, shape, mask, "load from", eqn.line)
         if thread.recorded:
-            touched = _chosen(before, key, np.broadcast_to(mask, shape))
-            record_access(thread, touched, "read", ref.name, eqn.line)
+            record_access(thread, named.view.at(_chosen(named)), "read", ref.name, eqn.line)
+        other = thread.machine.uninitialized((), dtype, "padding")
         if other_at is not None:
-            return np.where(mask, before[key], operands[other_at]).astype(dtype, copy=False)
-        return np.where(mask, before[key], thread.machine.uninitialized((), dtype, "padding"))
+            other = operands[other_at]
+
+        def load(contents: Contents) -> Any:
+            values = np.where(mask, named.view.take(named.key), other).astype(dtype, copy=False)
+            beyond = np.broadcast_to(mask, shape) & ~named.chosen
+            values[beyond] = contents(values[beyond].shape, dtype)
+            return values
+
+        if named.finding is not None:
+            raise undefined(thread, load, named.finding)
+        return np.where(mask, named.view.take(named.key), other).astype(dtype, copy=False)
 
     return evaluate
 
@@ -246,15 +271,15 @@ def _masked_swap(eqn: Equation) -> Evaluate:
             return old
         if mask is None:
             return _change(thread, ref, window, operands, eqn.line, lambda _: value, used=used)
-        with inside_edges(thread, ref, "store to", eqn.line):
-            before, key = masked(ref.data, window, operands, shape, mask)
+        named = masked_window(thread, ref, window, operands, shape, mask, "store to", eqn.line)
+        if named.finding is not None:
+            report(thread, named.finding)
         nothing = thread.machine.uninitialized((), dtype, "padding")
-        old = np.where(mask, before[key], nothing) if used else None
-        chosen = np.broadcast_to(mask, shape)
-        touched = _chosen(before, key, chosen)
+        old = np.where(named.chosen, named.view.take(named.key), nothing) if used else None
+        index = _chosen(named)
         if thread.recorded:
-            record_access(thread, touched, "write", ref.name, eqn.line)
-        before[touched.key] = np.broadcast_to(value, shape)[chosen]
+            record_access(thread, named.view.at(index), "write", ref.name, eqn.line)
+        named.view.set(index, np.broadcast_to(value, shape)[named.chosen])
         return old
 
     return evaluate
@@ -272,5 +297,5 @@ def _at(operand: Any) -> int | None:
     return None if operand is None else operand.position
 
 
-def _chosen(memory: Any, key: Sequence[Any], chosen: Any) -> Elements:
-    return Elements(memory, tuple(axis[chosen] for axis in key))
+def _chosen(named: MaskedWindow) -> list[Array]:
+    return [axis[named.chosen] for axis in named.key]

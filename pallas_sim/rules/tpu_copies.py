@@ -4,16 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
-from pallas_sim.accesses import beyond_edge, indexed_copy, is_indexed, report_input_write
+from pallas_sim.accesses import (
+    indexed_copy,
+    is_indexed,
+    move_block,
+    read_window,
+    report_input_write,
+)
 from pallas_sim.compat.jaxprs import name_of_space
 from pallas_sim.compat.places import CopyParts, copy_parts, semaphore_parts
+from pallas_sim.compat.source import move_of_block
 from pallas_sim.copies import advance, promise, signal, start, wait
-from pallas_sim.cores import barrier_of, peer_of, reach
+from pallas_sim.cores import OF_THE_LAUNCH, barrier_of, peer_of, reach
 from pallas_sim.dtypes import Array
+from pallas_sim.edges import contents_of, read_inside, region_inside, report_edge, write_inside
 from pallas_sim.errors import SimulationError
 from pallas_sim.machine import Thread
 from pallas_sim.memory import Outside, Ref
@@ -21,7 +29,14 @@ from pallas_sim.recording import Copy, Semaphore
 from pallas_sim.registry import Equation, Evaluate, rule
 from pallas_sim.rules.references import adding
 from pallas_sim.transforms import Operand, RefPart
-from pallas_sim.windows import fixed_size, is_view, reading, region_of, size_in_bytes, write
+from pallas_sim.windows import (
+    fixed_size,
+    is_view,
+    packed_bytes,
+    reading,
+    region_of,
+    size_in_bytes,
+)
 
 
 @rule("dma_start", threaded=True)
@@ -29,44 +44,58 @@ def _dma_start(eqn: Equation) -> Evaluate:
     named = copy_parts(eqn.params, len(eqn.ins))
     line, adds = eqn.line, eqn.params["add"]
     bound = None if named.chooses else _bound(named, eqn.ins)
+    move = move_of_block(eqn.origin)
 
     def evaluate(thread: Thread, *operands: Any) -> Any:
         parts, indexed, from_part, to_part, sent_part, done_part = bound or _bound(
             _chosen(named, operands), eqn.ins
         )
         if indexed:
-            _start_indexed(thread, eqn, parts, operands)
+            _start_indexed(thread, eqn, parts, operands, move)
             return ()
-        source = _accessed(thread, parts.source, from_part, operands, "copy from", line)
         from_: Ref = operands[parts.source.position]
+        source, inside = _accessed(thread, parts.source, from_part, operands, "copy from", line)
         to: Ref = operands[parts.target.position]
         if not source.size:
             return ()
-        if to.is_input:
-            report_input_write(thread, to, eqn.line)
+        _note_target(thread, from_, to, move, line)
         peer = peer_of(thread, parts.peer, operands)
-        target = _accessed(thread, parts.target, to_part, operands, "copy to", line)
+        _accessed(thread, parts.target, to_part, operands, "copy to", line)
         copy = Copy(
             source=source,
             target=None,
             names=(from_.name, to.name),
-            size=source.nbytes,
-            sent=_semaphore(parts.sent, sent_part, operands),
+            size=packed_bytes(source.size, source.dtype),
+            sent=_semaphore(thread, parts.sent, sent_part, operands, line),
             done=None,
             line=line,
             home=thread.owner.device if peer is None else peer.device,
             adds=adds,
         )
 
-        if not is_view(source, from_.data):
+        contents = contents_of(thread)
+        if not inside:
+            window = parts.source.transforms
+            copy.read = lambda: np.array(read_inside(from_.data, window, operands, contents))
+            copy.source = region_inside(from_.data, window, operands)
+        elif not is_view(source, from_.data):
             copy.read = lambda: np.array(from_part(from_.data, operands))
-            copy.source = region_of(source, from_.data, parts.source.transforms, operands)
+            copy.source = region_of(from_.data, parts.source.transforms, operands, source)
 
-        def aim(memory: Array, target: Array) -> None:
-            """Let the copy write to a part of a memory."""
-            direct = is_view(target, memory)
+        def aim(memory: Array) -> None:
+            """Let the copy write to a part of a memory, as far as that is there."""
             window = parts.target.transforms
-            copy.target = target if direct else region_of(target, memory, window, operands)
+            try:
+                target = to_part(memory, operands)
+            except Outside:
+                copy.target, copy.whole, copy.write = (
+                    region_inside(memory, window, operands),
+                    True,
+                    put(memory),
+                )
+                return
+            direct = is_view(target, memory)
+            copy.target = target if direct else region_of(memory, window, operands, target)
             straight = not adds and source.shape == target.shape and direct
             # A view is memory itself, so chunks of it can be copied.
             copy.whole = not straight or copy.read is not None
@@ -76,22 +105,22 @@ def _dma_start(eqn: Equation) -> Evaluate:
         def put(memory: Array) -> Callable[[Any], None]:
             def write_it(values: Any) -> None:
                 change = adding(to.dtype, values) if adds else lambda _: values
-                write(memory, parts.target.transforms, operands, change)
+                write_inside(memory, parts.target.transforms, operands, change, contents)
 
             return write_it
 
         if peer is None:
-            aim(to.data, target)
-            copy.done = _semaphore(parts.done, done_part, operands)
+            aim(to.data)
+            copy.done = _semaphore(thread, parts.done, done_part, operands, line)
             start(thread, copy)
             return ()
 
         def arrive(memory: Ref) -> None:
-            aim(memory.data, to_part(memory.data, operands))
+            aim(memory.data)
 
         def count(memory: Ref) -> None:
-            copy.done = _one(done_part(memory.data, operands))
-            if copy.begun:
+            copy.done = _one(thread, memory, done_part, operands, line)
+            if copy.begun and copy.done is not None:
                 promise(thread.machine, copy.done, copy)
 
         reach(thread, peer, to, line, arrive, how="copies to")
@@ -104,21 +133,38 @@ def _dma_start(eqn: Equation) -> Evaluate:
 
 
 def _start_indexed(
-    thread: Thread, eqn: Equation, parts: CopyParts, operands: Sequence[Any]
+    thread: Thread,
+    eqn: Equation,
+    parts: CopyParts,
+    operands: Sequence[Any],
+    move: Literal["fetch", "write back"] | None,
 ) -> None:
     """Begin a copy whose rows a list of indices names."""
+    to: Ref = operands[parts.target.position]
     if peer_of(thread, parts.peer, operands) is not None:
         raise SimulationError(
             "a copy with a list of indices cannot go to another device or core: only to memory "
             "that the subcore itself reaches"
         )
-    report_input_write(thread, operands[parts.target.position], eqn.line)
+    _note_target(thread, operands[parts.source.position], to, move, eqn.line)
     adds = eqn.params["add"]
     copy = indexed_copy(thread, parts, eqn.ins, operands, eqn.line, adds=adds)
     if copy.size:
-        copy.sent = _semaphore(parts.sent, _reader(parts.sent), operands)
-        copy.done = _semaphore(parts.done, _reader(parts.done), operands)
+        copy.sent = _semaphore(thread, parts.sent, _reader(parts.sent), operands, eqn.line)
+        copy.done = _semaphore(thread, parts.done, _reader(parts.done), operands, eqn.line)
         start(thread, copy)
+
+
+def _note_target(
+    thread: Thread, source: Ref, target: Ref, move: Literal["fetch", "write back"] | None, line: str
+) -> None:
+    """Report a copy of the user to the window of an input, and note one of a pipeline."""
+    if move is None:
+        report_input_write(thread, target, line)
+    elif move == "fetch":
+        move_block(target, source.name, move)
+    else:
+        move_block(source, target.name, move)
 
 
 @rule("dma_wait", threaded=True)
@@ -133,7 +179,7 @@ def _dma_wait(eqn: Equation) -> Evaluate:
         if named.chooses:
             parts = _chosen(named, operands)
             reader = _reader(parts.done)
-        semaphore = _semaphore(parts.done, reader, operands)
+        semaphore = _semaphore(thread, parts.done, reader, operands, line)
         if size is None:
             ref: Ref = operands[parts.target.position]
             size = size_in_bytes(ref, parts.target.transforms, operands)
@@ -153,7 +199,9 @@ def _signal(eqn: Equation) -> Evaluate:
 
     def evaluate(thread: Thread, *operands: Any) -> Any:
         def act(memory: Ref) -> None:
-            signal(thread, _one(reader(memory.data, operands)), int(operands[position]), line)
+            semaphore = _one(thread, memory, reader, operands, line)
+            if semaphore is not None:
+                signal(thread, semaphore, int(operands[position]), line)
 
         own, peer = operands[parts.semaphore.position], peer_of(thread, parts.peer, operands)
         if peer is None:
@@ -174,8 +222,9 @@ def _wait(eqn: Equation) -> Evaluate:
     semaphore_of = _named(parts.semaphore)
 
     def evaluate(thread: Thread, *operands: Any) -> Any:
-        takes = bool(operands[decrement])
-        wait(thread, semaphore_of(operands), int(operands[value]), line, decrement=takes)
+        semaphore = semaphore_of(thread, operands, line)
+        if semaphore is not None:
+            wait(thread, semaphore, int(operands[value]), line, decrement=bool(operands[decrement]))
         return ()
 
     return evaluate
@@ -187,7 +236,10 @@ def _read(eqn: Equation) -> Evaluate:
     semaphore_of = _named(parts.semaphore)
 
     def evaluate(thread: Thread, *operands: Any) -> Any:
-        semaphore = semaphore_of(operands)
+        semaphore = semaphore_of(thread, operands, eqn.line)
+        if semaphore is None:
+            return thread.machine.uninitialized((), np.int32, "padding")[()]
+        semaphore.looked = True
         # A loop that reads until others have signalled must let them, and copies too.
         machine = thread.machine
         machine.scheduler.give_way()
@@ -201,15 +253,10 @@ def _read(eqn: Equation) -> Evaluate:
 
 @rule("get_barrier_semaphore", threaded=True)
 def _barrier_semaphore(eqn: Equation) -> Evaluate:
-    tag = eqn.params.get("tag")
+    del eqn  # its tag is in the name that ``traffic_of`` gives the semaphore
 
     def evaluate(thread: Thread) -> Any:
-        name = thread.collective if tag is None else tag
-        if name is None:
-            raise SimulationError(
-                "get_barrier_semaphore needs pltpu.CompilerParams(collective_id=...), which says "
-                "which barrier semaphore the kernel has"
-            )
+        name = thread.launch if thread.collective == OF_THE_LAUNCH else thread.collective
         return barrier_of(thread, thread.owner.device, name)
 
     return evaluate
@@ -252,29 +299,38 @@ def _choice(part: RefPart, operands: Sequence[Any]) -> RefPart:
 
 def _accessed(
     thread: Thread, part: RefPart, reader: _Reader, operands: Sequence[Any], how: str, line: str
-) -> Any:
-    """Return the memory of one side of a copy.
-
-    Raises:
-      BoundsError: it is beyond an edge.
-    """
+) -> tuple[Any, bool]:
+    """Return the elements of one side of a copy, and whether all are there, which is reported."""
+    ref: Ref = operands[part.position]
     try:
-        return reader(operands[part.position].data, operands)
-    except Outside as outside:
-        raise beyond_edge(thread, operands[part.position], how, outside, line) from None
+        return reader(ref.data, operands), True
+    except Outside:
+        return read_window(thread, ref, part.transforms, operands, how, line), False
 
 
-def _semaphore(part: RefPart | None, reader: _Reader, operands: Sequence[Any]) -> Semaphore | None:
-    return None if part is None else _one(reader(operands[part.position].data, operands))
+def _semaphore(
+    thread: Thread, part: RefPart | None, reader: _Reader, operands: Sequence[Any], line: str
+) -> Semaphore | None:
+    return None if part is None else _one(thread, operands[part.position], reader, operands, line)
 
 
-def _named(part: RefPart) -> Callable[[Sequence[Any]], Semaphore]:
-    """Gives the semaphore at a place, for the operands of an equation."""
+def _named(part: RefPart) -> Callable[[Thread, Sequence[Any], str], Semaphore | None]:
+    """Gives the semaphore at a place, for the operands of an equation and its line."""
     reader = _reader(part)
-    return lambda operands: _one(reader(operands[part.position].data, operands))
+    return lambda thread, operands, line: _one(
+        thread, operands[part.position], reader, operands, line
+    )
 
 
-def _one(element: Any) -> Semaphore:
+def _one(
+    thread: Thread, ref: Ref, reader: _Reader, operands: Sequence[Any], line: str
+) -> Semaphore | None:
+    """Return a semaphore; None, and a finding, if the index is beyond the edge."""
+    try:
+        element = reader(ref.data, operands)
+    except Outside as outside:
+        report_edge(thread, ref, "use of", outside, line)
+        return None
     return element if type(element) is Semaphore else element.item()
 
 

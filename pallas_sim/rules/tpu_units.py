@@ -9,17 +9,28 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
-from pallas_sim.accesses import beyond_edge, inside_edges, record_access, report_input_write
+from pallas_sim.accesses import read_window, record_access, report_input_write
 from pallas_sim.compat.places import transforms_in, transforms_of
 from pallas_sim.cores import CoreAddress, meet, reach
 from pallas_sim.dtypes import Array, Dtype, convert, is_integer
+from pallas_sim.edges import (
+    Contents,
+    contents_of,
+    edge_finding,
+    report,
+    report_edge,
+    reporting_edges,
+    undefined,
+    write_inside,
+)
 from pallas_sim.errors import SimulationError
 from pallas_sim.evaluation import prepare_lifted, run
+from pallas_sim.findings import Finding
 from pallas_sim.machine import Thread
 from pallas_sim.memory import Elements, Outside, Ref, grid_of
 from pallas_sim.products import multiplier
@@ -158,7 +169,7 @@ def _matmul_acc_lhs(eqn: Equation) -> Evaluate:
         def add(old: Array) -> Array:
             return (old + product).astype(ref.dtype, copy=False)
 
-        with inside_edges(thread, ref, "store to", eqn.line):
+        with reporting_edges(thread, ref, "store to", eqn.line):
             write(unit.sums_of(ref), window, (ref, lhs, *operands), add)
         return ()
 
@@ -173,9 +184,12 @@ def _matmul_pop(eqn: Equation) -> Evaluate:
     def evaluate(thread: Thread, ref: Ref, *operands: Any) -> Array:
         unit = matrix_unit(thread, number)
         sums = unit.sums_of(ref)
-        with inside_edges(thread, ref, "load from", eqn.line):
-            result = np.array(read(sums, window, (ref, *operands)))
-            write(sums, window, (ref, *operands), np.zeros_like)
+        result = np.array(
+            read_window(
+                thread, replace(ref, data=sums), window, (ref, *operands), "load from", eqn.line
+            )
+        )
+        write_inside(sums, window, (ref, *operands), np.zeros_like, contents_of(thread))
         unit.clear(ref)
         return result
 
@@ -282,9 +296,9 @@ def _find_first_set(eqn: Equation) -> Evaluate:
 # Memory.
 
 
-#: Gives the elements of a reference that an equation accesses, and the mask of those lanes that
-#: have one.
-_Locate = Callable[[Ref, Sequence[Any]], tuple[Elements, Any]]
+#: Gives the memory that an equation accesses, the index of each element along its axes, and the
+#: mask of those lanes that have an element.
+_Locate = Callable[[Ref, Sequence[Any]], tuple[Array, tuple[Array, ...], Any]]
 
 
 @rule("load", threaded=True, home=_HOME)
@@ -327,11 +341,11 @@ def _locating(
     """Return how to locate elements that arrays of indices name."""
     window = transforms_in(transforms)
 
-    def locate(ref: Ref, operands: Sequence[Any]) -> tuple[Elements, Any]:
+    def locate(ref: Ref, operands: Sequence[Any]) -> tuple[Array, tuple[Array, ...], Any]:
         mask: Any = np.ones(shape, bool) if mask_at is None else operands[mask_at.position]
         memory, arrays = _view(ref, window, operands), (operands[at.position] for at in indices)
         key = tuple(np.asarray(array)[mask].astype(np.int64) for array in arrays)
-        return _checked(memory, key), mask
+        return memory, key, mask
 
     return locate
 
@@ -340,13 +354,21 @@ def _loading(eqn: Equation, locate: _Locate) -> Evaluate:
     shape, dtype = tuple(eqn.out.shape), eqn.out.dtype
 
     def evaluate(thread: Thread, ref: Ref, *rest: Any) -> Any:
-        with inside_edges(thread, ref, "load from", eqn.line):
-            elements, mask = locate(ref, (ref, *rest))
+        elements, mask, beyond, finding = _located(
+            thread, ref, (ref, *rest), locate, "load from", eqn.line
+        )
         if thread.recorded:
             record_access(thread, elements, "read", ref.name, eqn.line)
-        result = thread.machine.uninitialized(shape, dtype, "padding")
-        result[mask] = elements.memory[elements.key]
-        return result
+
+        def load(contents: Contents) -> Array:
+            result = thread.machine.uninitialized(shape, dtype, "padding")
+            result[mask] = elements.memory[elements.key]
+            result[beyond] = contents(result[beyond].shape, dtype)
+            return result
+
+        if finding is not None:
+            raise undefined(thread, load, finding)
+        return load(contents_of(thread))
 
     return evaluate
 
@@ -357,8 +379,9 @@ def _storing(eqn: Equation, locate: _Locate, *, value_at: int) -> Evaluate:
     def evaluate(thread: Thread, ref: Ref, *rest: Any) -> Any:
         operands: Sequence[Any] = (ref, *rest)
         report_input_write(thread, ref, eqn.line)
-        with inside_edges(thread, ref, "store to", eqn.line):
-            elements, mask = locate(ref, operands)
+        elements, mask, _, finding = _located(thread, ref, operands, locate, "store to", eqn.line)
+        if finding is not None:
+            report(thread, finding)
         if thread.recorded:
             record_access(thread, elements, "write", ref.name, eqn.line)
         value: Any = operands[value_at]
@@ -388,7 +411,7 @@ def _within(eqn: Equation, first: int, shape: tuple[int, ...], *, compresses: bo
     last = len(eqn.ins) - (1 if eqn.params["has_mask"] else 0)
     window = transforms_in(eqn.params["tree"].unflatten([Operand(at) for at in range(first, last)]))
 
-    def locate(ref: Ref, operands: Sequence[Any]) -> tuple[Elements, Any]:
+    def locate(ref: Ref, operands: Sequence[Any]) -> tuple[Array, tuple[Array, ...], Any]:
         mask: Any = operands[last] if eqn.params["has_mask"] else np.ones(shape, bool)
         chosen = _first(mask) if compresses else mask
         *outer, index = window or (Indexed.whole(ref.shape),)
@@ -396,7 +419,7 @@ def _within(eqn: Equation, first: int, shape: tuple[int, ...], *, compresses: bo
             memory, axes = _view(ref, outer, operands), grid_of(index, operands, shape)
         else:
             memory, axes = _view(ref, window, operands), list(np.indices(shape))
-        return _checked(memory, tuple(axis[chosen] for axis in axes)), mask
+        return memory, tuple(axis[chosen] for axis in axes), mask
 
     return locate
 
@@ -416,16 +439,37 @@ def _view(ref: Ref, window: Sequence[Transform], operands: Sequence[Any]) -> Arr
     return memory
 
 
-def _checked(memory: Array, key: tuple[Array, ...]) -> Elements:
-    """Return the elements of memory that arrays of indices name.
+def _located(
+    thread: Thread,
+    ref: Ref,
+    operands: Sequence[Any],
+    locate: _Locate,
+    access: str,
+    line: str,
+) -> tuple[Elements, Any, Any, Finding | None]:
+    """Return the elements that an equation accesses, the mask of their lanes, and what is beyond.
 
-    Raises:
-      Outside: one of them is beyond the edge.
+    That is the mask of the lanes whose element is beyond the edge, and what is to be reported.
     """
+    finding: Finding | None = None
+    try:
+        memory, key, mask = locate(ref, operands)
+    except Outside as outside:  # the window, so that no element is there
+        report_edge(thread, ref, access, outside, line)
+        nothing = (np.zeros(0, np.int64),) * ref.data.ndim
+        lanes = np.zeros(0, np.int64)
+        return Elements(ref.data, nothing), lanes, lanes, None
+    inside = np.ones(len(key[0]) if key else 0, bool)
     for axis, (indices, size) in enumerate(zip(key, memory.shape, strict=True)):
         if indices.size and (indices.min() < 0 or indices.max() >= size):
-            raise Outside.of(axis, indices, memory.shape)
-    return Elements(memory, key)
+            outside = Outside.of(axis, indices, memory.shape)
+            finding = finding or edge_finding(thread, ref, access, outside, line)
+            inside &= (indices >= 0) & (indices < size)
+    beyond = np.zeros(np.shape(mask), bool)
+    if finding is not None:
+        beyond[mask] = ~inside
+        mask, key = mask & ~beyond, tuple(indices[inside] for indices in key)
+    return Elements(memory, key), mask, beyond, finding
 
 
 @rule("parallel_loop", threaded=True)
@@ -475,7 +519,8 @@ def _fetch_and_add(eqn: Equation) -> Evaluate:
         for axis, (index, size) in enumerate(zip(indices, ref.shape, strict=True)):
             if not 0 <= index < size:
                 outside = Outside(axis, index, index, ref.shape)
-                raise beyond_edge(thread, ref, "fetch_and_add to", outside, line)
+                report_edge(thread, ref, "fetch_and_add to", outside, line)
+                return thread.machine.uninitialized((), ref.dtype, "padding")[()]
         (core_axis, core), (axis, me) = _subcore_of(thread)
         count = thread.cores[axis]
         if not 0 <= subcore < count:

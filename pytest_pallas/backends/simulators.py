@@ -138,7 +138,7 @@ class Simulator:
 
         if excesses := of_kinds("capacity"):
             return dataclasses.replace(outcome, error=CapacityError.of(*excesses))
-        beyond = of_kinds("bounds")
+        beyond = [finding for finding in of_kinds("bounds") if not _is_harmless(finding, self)]
         races = of_kinds("race") if call.settings.races else []
         others = of_kinds(*OF_TRANSFERS) if call.settings.dma else []
         if not (beyond or races or others):
@@ -269,9 +269,17 @@ def _evaluated(
         kernels=() if program is None else program.kernels,
         probe_results=tuple(probe_results),
         findings=tuple(machine.findings),
-        notes=_notes(machine),
+        notes=_notes(backend, machine),
         unverified=tuple(machine.notes),
     )
+
+
+def _is_harmless(finding: Finding, backend: Simulator) -> bool:
+    """Return whether a finding is of a load that a chip makes without any effect.
+
+    A TPU's load beyond a ref reads other memory of the core. One of a GPU may be to no memory.
+    """
+    return finding.dropped and backend.platform == "tpu"
 
 
 def _reads_at_0(finding: Finding) -> bool:
@@ -315,13 +323,14 @@ def _machine(
     backend: Simulator, call: Call, timeline: Timeline | None
 ) -> tuple[Machine, list[Any]]:
     """Return the machine that a call runs on, and the list for the results of its probe."""
-    from pallas_sim import LoadRecorder, Machine
+    from pallas_sim import Limits, LoadRecorder, Machine
     from pytest_pallas.backends.protocol import filler_of
 
     probe_results: list[Any] = []
     machine = Machine(
         target=backend.chip.name,
         seed=call.schedule.seed,
+        limits=Limits(out_of_bounds="fill"),
         cores=max(call.schedule.cores, backend.chip.cores),
         fill=filler_of(call.fill),
         ahead=call.probe != "late",
@@ -352,13 +361,11 @@ def _counter(backend: Simulator, call: Call) -> Callable[[Any], int | None] | No
     return lambda kernel: compiler.shared_bytes(kernel, call.settings.timeout)
 
 
-def _notes(machine: Any) -> tuple[Note, ...]:
+def _notes(backend: Simulator, machine: Machine) -> tuple[Note, ...]:
     names = ", ".join(sorted(machine.fallbacks))
-    return (
-        (Note(f"evaluated by JAX, because the simulator has no rule: {names}", "run"),)
-        if names
-        else ()
-    )
+    evaluated = f"evaluated by JAX, because the simulator has no rule: {names}"
+    harmless = [str(finding) for finding in machine.findings if _is_harmless(finding, backend)]
+    return tuple(Note(text, "run") for text in ([evaluated] if names else []) + harmless)
 
 
 def _read_only(value: Any) -> Any:

@@ -25,7 +25,7 @@ def immutability(context: CheckContext) -> CheckResult:
     to the ref of an input that is not aliased to an output.
 
     Raises:
-      MismatchError: an input was donated, or its ref is written.
+      MismatchError: an input was donated, or its ref or a window of it is written.
     """
     traced = run(context, context.kernel, context.arguments.args)
     for call in traced.kernels:
@@ -36,6 +36,11 @@ def immutability(context: CheckContext) -> CheckResult:
                 "see depend on the chip. Copy into a scratch buffer, or declare "
                 "input_output_aliases."
             )
+    for finding in traced.findings:
+        if finding.kind == "input-write":  # of a window of emit_pipeline, which is no operand
+            error = MismatchError(str(finding))
+            error.findings = (finding,)
+            raise error
     outcome = run(context, context.kernel, context.arguments.args, jit=False)
     before = [
         to_numpy(leaf) for leaf in jax.tree.leaves(context.arguments.args) if hasattr(leaf, "dtype")

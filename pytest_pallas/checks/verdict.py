@@ -109,7 +109,8 @@ def _run_alone(
     headline = f"{name}: {check.name} on {label(context.backend)}"
     result = _run(check, context, headline)
     if isinstance(result, PallasError):
-        facts_of(result).failure = Failure(check.name, name, context)
+        failed_context = facts_of(result).context or context
+        facts_of(result).failure = Failure(check.name, name, failed_context)
         # Not in the handler: pytest would print the whole chain, which is JAX's internals.
         raise result
     result = replace(result, notes=(*result.notes, *_loosened(check, context, result)))
@@ -154,7 +155,7 @@ def _run(check: Check, context: CheckContext, headline: str) -> CheckResult | Pa
         context = replace(context, run_seconds=[])
         result = check.run(context)
     except PallasError as error:
-        return _with_context(error, headline, context)
+        return _with_context(error, headline, facts_of(error).context or context)
     notes = () if result.answer is None else result.answer.expected.notes
     seconds = result.seconds or sum(context.run_seconds)
     return replace(result, notes=(*result.notes, *notes), seconds=seconds)

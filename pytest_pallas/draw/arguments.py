@@ -361,6 +361,7 @@ class Declared:
       choices: for each aspect the possible words, the simplest first.
       kinds: for each dim with a pool the kind of boundary of each size.
       tiles: for each dim with sizes around tiles, the tiles.
+      deep: for each dim with a size for the buffers of the kernel, that size.
       keyword_kinds: for each option or tuning parameter the kinds of its values; see
         ``keyword_kind``.
     """
@@ -368,6 +369,7 @@ class Declared:
     choices: Mapping[Aspect, tuple[str, ...]] = field(default_factory=dict[Aspect, tuple[str, ...]])
     kinds: Mapping[str, Mapping[int, str]] = field(default_factory=dict[str, Mapping[int, str]])
     tiles: Mapping[str, tuple[int, ...]] = field(default_factory=dict[str, tuple[int, ...]])
+    deep: Mapping[str, int] = field(default_factory=dict[str, int])
     keyword_kinds: Mapping[Aspect, frozenset[str]] = field(
         default_factory=dict[Aspect, frozenset[str]]
     )
@@ -398,14 +400,16 @@ def declare_arrays(
         itemsizes = {tuple(dtype.itemsize for dtype in row) for row in joint}
     kinds: dict[str, dict[int, str]] = {}
     tiles: dict[str, tuple[int, ...]] = {}
+    deep: dict[str, int] = {}
     for sizes in sorted(itemsizes):  # from the smallest, which allow the largest dims
         made = plan(sizes)
         tiles.update((name, pool.tiles) for name, pool in made.pools.items() if pool.tiles)
+        deep.update((name, pool.sizes[-1]) for name, pool in made.pools.items() if pool.deep)
         for name, kind_of in boundaries(made).items():
             kinds.setdefault(name, {}).update(kind_of)
     for name, kind_of in kinds.items():
         by_aspect[Aspect("dim", name)] = tuple(dict.fromkeys(kind_of.values()))
-    return Declared(by_aspect, kinds, tiles)
+    return Declared(by_aspect, kinds, tiles, deep)
 
 
 def declare_keywords(
@@ -449,14 +453,18 @@ def extents(drawn: Arguments | Drawn) -> frozenset[str]:
     """Return how a draw exceeds the tiles of its dims.
 
     ``"several"``: more than one tile along every dim with tiles. ``"ragged"``: the last of several
-    tiles is partial along one of them. Empty if no dim has tiles.
+    tiles is partial along one of them. ``"deep"``: more tiles along one than the kernel has
+    buffers. Empty if no dim has tiles.
     """
-    tiles = (drawn.declared or NOTHING).tiles
+    declared = drawn.declared or NOTHING
+    tiles = declared.tiles
     sizes = {name: drawn.recipe.get(name, 0) for name in tiles}
-    if not tiles or any(sizes[name] <= max(tiles[name]) for name in tiles):
-        return frozenset()
-    whole = all(sizes[name] % max(tiles[name]) == 0 for name in tiles)
-    return frozenset({"several"} if whole else {"several", "ragged"})
+    deep = any(sizes.get(name, 0) >= size for name, size in declared.deep.items())
+    ways = {"deep"} if deep else set[str]()
+    if tiles and all(sizes[name] > max(tiles[name]) for name in tiles):
+        whole = all(sizes[name] % max(tiles[name]) == 0 for name in tiles)
+        ways |= {"several"} if whole else {"several", "ragged"}
+    return frozenset(ways)
 
 
 def larger_first(spec: object, drawn: Arguments | Drawn) -> frozenset[str]:

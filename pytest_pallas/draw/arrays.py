@@ -34,11 +34,12 @@ from pytest_pallas.draw.arguments import (
 )
 from pytest_pallas.draw.dims import (
     MAX_ELEMENTS,
+    NOTHING_LEARNED,
     Budget,
     DimsPlan,
-    LearnedTiles,
+    Learned,
+    current_learned,
     current_probe,
-    current_tiles,
     draw_dims,
     plan_dims,
 )
@@ -77,7 +78,7 @@ class _ArraysPlan:
       dtypes: one strategy for all arrays, or one for each.
       classes: the classes of values.
       values: draws one of them.
-      declared: returns the choices with learned tiles.
+      declared: returns the choices with what was learned of the kernel.
     """
 
     shapes: ShapeSpec
@@ -85,7 +86,7 @@ class _ArraysPlan:
     dtypes: tuple[SearchStrategy[Any], ...]
     classes: tuple[str, ...]
     values: SearchStrategy[str]
-    declared: Callable[[LearnedTiles], Declared]
+    declared: Callable[[Learned], Declared]
 
 
 def arrays(
@@ -154,29 +155,27 @@ def arrays(
     )
 
     @lru_cache(maxsize=64)
-    def plan_within(
-        option: int | None, itemsizes: tuple[int, ...], tiles: LearnedTiles
-    ) -> DimsPlan:
+    def plan_within(option: int | None, itemsizes: tuple[int, ...], learned: Learned) -> DimsPlan:
         limits = Budget(max_elements, max_bytes, itemsizes).within(option)
-        return plan_dims(spec, limits, size_arguments, tiles)
+        return plan_dims(spec, limits, size_arguments, learned)
 
     @lru_cache(maxsize=64)
     def sizes_within(
-        option: int, itemsizes: tuple[int, ...], tiles: LearnedTiles
+        option: int, itemsizes: tuple[int, ...], learned: Learned
     ) -> SearchStrategy[dict[str, int]]:
-        return draw_dims(plan_within(option, itemsizes, tiles))
+        return draw_dims(plan_within(option, itemsizes, learned))
 
     def sizes(itemsizes: tuple[int, ...]) -> SearchStrategy[dict[str, int]]:
-        return sizes_within(budget.max_bytes(), itemsizes, current_tiles())
+        return sizes_within(budget.max_bytes(), itemsizes, current_learned())
 
     @lru_cache(maxsize=4)
-    def declared(tiles: LearnedTiles) -> Declared:
+    def declared(learned: Learned) -> Declared:
         def plan(itemsizes: tuple[int, ...]) -> DimsPlan:
-            return plan_within(budget.max_bytes(), itemsizes, tiles)
+            return plan_within(budget.max_bytes(), itemsizes, learned)
 
         return declare_arrays(plan, strategies, classes)
 
-    plan_within(None, (1,), ())  # checks the arguments now
+    plan_within(None, (1,), NOTHING_LEARNED)  # checks the arguments now
     entries: tuple[Any, ...] = (dtype,)
     if isinstance(dtype, Sequence) and not isinstance(dtype, str):
         entries = tuple(dtype)
@@ -253,7 +252,7 @@ def _arrays(draw: DrawFn, plan: _ArraysPlan) -> Drawn:
         return build(plan.shapes, sizes, dtypes, values=other, seed=number)
 
     made = build(plan.shapes, sizes, dtypes, values=values, seed=seed, kin=VariantSource(sibling))
-    made.declared = plan.declared(current_tiles())
+    made.declared = plan.declared(current_learned())
     return made
 
 

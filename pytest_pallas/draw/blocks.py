@@ -232,23 +232,24 @@ def _blocks(shape: tuple[int, ...], block: tuple[int, ...]) -> int:
 def device_meshes(
     axes: str | Sequence[str],
     *,
-    devices: Collection[int] = (1, 2, 4, 8),
+    devices: Collection[int] = (1, 2, 3, 4, 6, 8),
     divides: Mapping[str, int] | None = None,
 ) -> SearchStrategy[dict[str, int]]:
     """Return a strategy for the sizes of a mesh's axes, as ``KernelSpec.meshes`` takes them.
 
     Example::
 
-        device_meshes("x y")                            # draws {"x": 1, "y": 1}, {"x": 4, "y": 2}
-        device_meshes("x", divides={"x": 12})           # {"x": 1}, {"x": 2}, {"x": 4}
-        device_meshes(["x"], devices=range(2, 9))       # collectives with an odd number, too
+        device_meshes("x y")                            # draws {"x": 1, "y": 1}, {"x": 3, "y": 2}
+        device_meshes("x", divides={"x": 8})            # {"x": 1}, {"x": 2}, {"x": 4}, {"x": 8}
+        device_meshes(["x"], devices=[1, 2, 4, 8])      # for kernels that need a power of two
 
     It shrinks to the fewest devices, in the last axis.
 
     Args:
       axes: the names of the axes, in one string or several.
-      devices: the numbers of devices that a mesh may have in all. More than one device needs
-        ``--pallas-devices`` or hardware that has them.
+      devices: the numbers of devices that a mesh may have in all. By default there are some that
+        are no powers of two: a barrier that hears from one neighbour shows from three devices on.
+        More than one device needs ``--pallas-devices`` or hardware that has them.
       divides: for some axes the size of the dim that is spread over it: it must be a multiple.
 
     Draws dicts from axis to size.

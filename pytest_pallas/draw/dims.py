@@ -27,6 +27,7 @@ from hypothesis.strategies import DrawFn, SearchStrategy
 from pytest_pallas.budget import option_text
 from pytest_pallas.draw.sizes import (
     Constraint,
+    Learned,
     ShapeSpec,
     SizeArguments,
     SizePool,
@@ -47,6 +48,8 @@ from pytest_pallas.errors import DrawTooLargeError, SpecError
 
 #: Elements of the largest array that is drawn by default: 4 MiB of float32.
 MAX_ELEMENTS = 2**20
+
+NOTHING_LEARNED = Learned()
 
 #: About one draw in this many caps a dim, for diversity.
 _RARELY = 12
@@ -195,11 +198,12 @@ def plan_dims(
     shapes: str | ShapeSpec,
     budget: Budget,
     arguments: SizeArguments,
-    learned: LearnedTiles = (),
+    learned: Learned = NOTHING_LEARNED,
 ) -> DimsPlan:
     """Return the plan of ``dims`` for a budget; the errors are the same.
 
-    Dims without sizes are drawn around the tiles in ``learned``.
+    Dims without sizes are drawn around the tiles in ``learned``; those with tiles have a size for
+    its buffers, too.
     """
     spec = shapes if isinstance(shapes, ShapeSpec) else parse(shapes)
     specified = [
@@ -213,7 +217,7 @@ def plan_dims(
     low, high = arguments.min_dim, arguments.max_dim
     positive = [parse_constraint(f"{name} >= {low}") for name in computed]
     drawn = [name for name in spec.variables if name not in computed]
-    made = make_pools(drawn, arguments, dict(learned))
+    made = make_pools(drawn, arguments, learned)
     pools = {
         name: satisfying(name, pool, checked, low, high) if pool.unsaid else pool
         for name, pool in made.items()
@@ -376,17 +380,27 @@ _TRIES = 300
 
 
 def make_table(pools: Sequence[SizePool]) -> tuple[tuple[int, ...], ...]:
-    """Make rows of positions in ``pools``, without constraints. Row 0 is the largest."""
-    largest = tuple(len(pool.sizes) - 1 for pool in pools)
+    """Make rows of positions in ``pools``, without constraints. Row 0 is the largest.
+
+    A size for buffers is in a row of its own only, where the other dims are the largest: it is
+    expensive.
+    """
+    counts = [len(pool.sizes) - bool(pool.deep) for pool in pools]
+    largest = tuple(count - 1 for count in counts)
     plain = tuple(pool.plain for pool in pools)
     chance = random.Random(0)  # its own, and always the same: the table is part of the strategy
-    length = max((len(pool.sizes) for pool in pools), default=0)
+    length = max(counts, default=0)
     rows: list[tuple[int, ...]] = []
     for _ in range(_CYCLES):
-        columns = [_shuffled(len(pool.sizes), length, chance) for pool in pools]
+        columns = [_shuffled(count, length, chance) for count in counts]
         _spread(columns, pools)
         rows += zip(*columns, strict=True)
-    return tuple(dict.fromkeys([largest, plain, *rows]))
+    deep = [
+        (*largest[:column], count, *largest[column + 1 :])
+        for column, (pool, count) in enumerate(zip(pools, counts, strict=True))
+        if pool.deep
+    ]
+    return tuple(dict.fromkeys([largest, plain, *deep, *rows]))
 
 
 def _shuffled(count: int, length: int, chance: random.Random) -> list[int]:
@@ -452,16 +466,13 @@ def keep_fitting(
 # and draws around these.
 
 
-#: Tiles by dim, for dims that a strategy does not specify.
-type LearnedTiles = tuple[tuple[str, tuple[int, ...]], ...]
-
 #: Probed sizes are multiples of it: more than most blocks, and divisible by them.
 STEP = 2048
 
 #: Orders of sizes to try if constraints reject the first.
 _ORDERS = 24
 
-_TILES: ContextVar[LearnedTiles] = ContextVar("tiles", default=())
+_LEARNED: ContextVar[Learned] = ContextVar("learned", default=NOTHING_LEARNED)
 
 
 @dataclass
@@ -505,23 +516,32 @@ def current_probe() -> Probe | None:
     return _PROBE.get()
 
 
-def current_tiles() -> LearnedTiles:
-    """Return the learned tiles of the current draw."""
-    return _TILES.get()
+def current_learned() -> Learned:
+    """Return what was learned of the kernel of the current draw."""
+    return _LEARNED.get()
 
 
-def around(strategy: SearchStrategy[Any], tiles: Mapping[str, tuple[int, ...]]) -> Any:
-    """Return the strategy, with draws around ``tiles`` for dims that it does not specify."""
-    return _around(strategy, tuple(sorted(tiles.items()))) if tiles else strategy
+def around(
+    strategy: SearchStrategy[Any], tiles: Mapping[str, tuple[int, ...]], depth: int = 0
+) -> Any:
+    """Return the strategy, with draws that fit a kernel.
+
+    Args:
+      strategy: of the kernel's arguments.
+      tiles: by dim, for dims that the strategy does not specify.
+      depth: how many buffers the kernel uses in turns.
+    """
+    learned = Learned(tuple(sorted(tiles.items())), depth)
+    return strategy if learned == NOTHING_LEARNED else _around(strategy, learned)
 
 
 @st.composite
-def _around(draw: DrawFn, strategy: SearchStrategy[Any], tiles: LearnedTiles) -> Any:
-    token = _TILES.set(tiles)
+def _around(draw: DrawFn, strategy: SearchStrategy[Any], learned: Learned) -> Any:
+    token = _LEARNED.set(learned)
     try:
         return draw(strategy)
     finally:
-        _TILES.reset(token)
+        _LEARNED.reset(token)
 
 
 # Pools of dims that have no sizes of their own, but constraints: ``"n % 128 = 0"``, ``"m > 64"``.

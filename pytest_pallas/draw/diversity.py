@@ -109,7 +109,7 @@ class ExampleSource:
         pool = self.pools.get(key)
         if pool is None:
             pool = _pool(self.strategy, *key)
-            if pool.tiled and not any(pool.extents.values()):
+            if pool.tiled and not any("several" in ways for ways in pool.extents.values()):
                 pool = _pool(self.strategy, seed, _FURTHER * key[1])
             self.pools.add(key, pool)
         return pool
@@ -189,11 +189,12 @@ class _StopDrawing(BaseException):
 def _draw(strategy: Any, seed: int, size: int, add: Callable[[str, Any], object]) -> None:
     """Draw ``size`` times, or until everything declared was drawn and draws add nothing new.
 
-    If there are tiles, one draw has several along every dim.
+    If there are tiles, one draw has several along every dim; if there are sizes for the buffers
+    of the kernel, one has such a size.
     """
     seen: set[Any] = set()
+    ways: set[str] = set()
     idle = 0
-    beyond = False
 
     @hypothesis.settings(
         max_examples=size,
@@ -205,19 +206,22 @@ def _draw(strategy: Any, seed: int, size: int, add: Callable[[str, Any], object]
     @hypothesis.seed(seed)
     @hypothesis.given(drawn=strategy)
     def collect(**example: Any) -> None:
-        nonlocal idle, beyond
+        nonlocal idle
         drawn = example["drawn"]
         mark_drawn(drawn)
         add(draw_name(drawn), drawn)
         features = {feature for feature, _ in _features(drawn)}
         idle = 0 if features - seen or not features else idle + 1
         seen.update(features)
-        beyond = beyond or not _declared(drawn).tiles or bool(extents(drawn))
+        needed: set[str] = set()
+        if _declared(drawn).tiles:
+            ways.update(extents(drawn))
+            needed = {"several", "deep"} if _declared(drawn).deep else {"several"}
         declared = _declared(drawn).choices.items()
         declared_features = {
             (str(aspect), word) for aspect, several in declared for word in several
         }
-        if idle >= _IDLE and beyond and declared_features <= seen:
+        if idle >= _IDLE and needed <= ways and declared_features <= seen:
             raise _StopDrawing
 
     with without_module_constants(), contextlib.suppress(_StopDrawing):

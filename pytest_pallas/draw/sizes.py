@@ -322,6 +322,19 @@ SMALL = (1, 2, 3, 4, 5, 7, 8, 13, 17)
 
 
 @dataclass(frozen=True)
+class Learned:
+    """What the trace of a kernel says about useful sizes.
+
+    Attributes:
+      tiles: the sizes of its blocks along dims that the strategy does not specify, by dim.
+      depth: how many buffers it uses in turns.
+    """
+
+    tiles: tuple[tuple[str, tuple[int, ...]], ...] = ()
+    depth: int = 0
+
+
+@dataclass(frozen=True)
 class SizePool:
     """The sizes that a dim may have.
 
@@ -331,6 +344,7 @@ class SizePool:
       tiles: that the sizes were chosen around, or are multiples of.
       listed: whether the user listed the sizes.
       unsaid: whether the user did not specify them.
+      deep: how many tiles the largest size has, where it is for the buffers of a kernel; else 0.
     """
 
     sizes: tuple[int, ...]
@@ -338,15 +352,17 @@ class SizePool:
     tiles: tuple[int, ...] = ()
     listed: bool = False
     unsaid: bool = False
+    deep: int = 0
 
 
 def make_pools(
-    names: Sequence[str], arguments: SizeArguments, learned: Mapping[str, tuple[int, ...]]
+    names: Sequence[str], arguments: SizeArguments, learned: Learned
 ) -> dict[str, SizePool | SearchStrategy[int]]:
     """Return the pool of each dim in ``names``, or the strategy that replaces it.
 
     Arguments by name have precedence over arguments for all dims, and ``multiple_of`` for all dims
     over ``around`` for all dims. Unspecified dims are around the tiles in ``learned``, or small.
+    Dims with tiles have a size of more of them than the kernel has buffers.
 
     Raises:
       SpecError: an argument that cannot be used, by name.
@@ -377,11 +393,13 @@ def make_pools(
         for argument in ("multiple_of", "around")
         if by_argument[argument] is not None and not isinstance(by_argument[argument], Mapping)
     ]
+    tiles_of = dict(learned.tiles)
     pools: dict[str, SizePool | SearchStrategy[int]] = {}
     for name in names:
         argument = specified.get(name) or next(iter(for_all), None)
         if argument is None:
-            pools[name] = replace(_unsaid(learned.get(name, ()), low, high), unsaid=True)
+            unsaid = _deepened(_unsaid(tiles_of.get(name, ()), low, high), learned.depth, high)
+            pools[name] = replace(unsaid, unsaid=True)
             continue
         value: Any = by_argument[argument]
         label = f"{argument}[{name!r}]" if isinstance(value, Mapping) else argument
@@ -390,7 +408,8 @@ def make_pools(
             pools[name] = _explicit(label, value)
         else:
             make = _around if argument == "around" else _multiples
-            pools[name] = make(label, check_tiles(label, value), low, high)
+            pool = make(label, check_tiles(label, value), low, high)
+            pools[name] = _deepened(pool, learned.depth, high)
     return pools
 
 
@@ -407,7 +426,7 @@ def boundary(size: int, pool: SizePool) -> str:
         return str(size)
     if size < 2:
         return "one" if size else "empty"
-    for count in (1, 2, 3):
+    for count in (1, 2, 3, *((pool.deep,) if pool.deep else ())):
         for tile in sorted(set(pool.tiles)):
             distance = size - count * tile
             if abs(distance) <= 1:
@@ -483,6 +502,27 @@ def _multiples(label: str, tiles: tuple[int, ...], low: int, high: int | None) -
     if low == 0:
         kept.append(0)
     return SizePool(tuple(sorted(set(kept), key=simplicity)), tiles=tiles)
+
+
+#: Up to so many buffers are used twice each by the draw of most tiles, and once again.
+_FEW_BUFFERS = 4
+
+
+def _deepened(pool: SizePool, depth: int, high: int | None) -> SizePool:
+    """Add a size of so many tiles that a kernel uses each of its buffers again.
+
+    A buffer that is refilled too early, or a phase that is one off, needs a tile more than there
+    are buffers, or than twice as many.
+    """
+    if not pool.tiles:
+        return pool
+    tile = max(pool.tiles)
+    count = 2 * depth + 1 if depth <= _FEW_BUFFERS else depth + 1
+    if high is not None and count * tile > high:
+        count = min(depth + 1, high // tile)
+    if count <= depth or count * tile <= max(pool.sizes):
+        return pool
+    return replace(pool, sizes=(*pool.sizes, count * tile), deep=count)
 
 
 def _explicit(label: str, value: Any) -> SizePool | SearchStrategy[int]:

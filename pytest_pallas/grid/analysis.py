@@ -278,12 +278,17 @@ def read_after_write(call: GridCall, window: GridWindow) -> Iterator[Problem]:
     if pair is None:
         return
     writer, reader = pair
+    when = (
+        f"and program {call.point(writer)}, which may run at the same time, writes"
+        if call.platform == "gpu"
+        else f"after program {call.point(writer)} has written"
+    )
     yield (
         "alias",
         "error",
         pair,
         f"program {call.point(reader)} fetches the block {window.region(reader)}, which shares "
-        f"memory with the output {output.name}, after program {call.point(writer)} has written "
+        f"memory with the output {output.name}, {when} "
         f"{output.region(writer)} there: it may get the old values or the new ones.",
         "Read each block before or while it is written: with the index map of the output. Or do "
         "not alias the two.",
@@ -293,36 +298,36 @@ def read_after_write(call: GridCall, window: GridWindow) -> Iterator[Problem]:
 def _hazard(call: GridCall, window: GridWindow, output: GridWindow) -> tuple[int, int] | None:
     """Return a program that writes and another one that fetches what it wrote, or None.
 
-    On a TPU the reader runs later. On a GPU they may run at the same time, so blocks that lie side
-    by side are compared in both orders; of blocks that may overlap, only earlier writers are.
+    On a TPU the reader runs later. On a GPU they may run at the same time, so the writer may be any
+    other program.
     """
     assert window.starts is not None
     assert output.starts is not None
-    starts = window.starts
+    starts, together = window.starts, call.platform == "gpu"
     fetches = np.concatenate([[True], (starts[:, 1:] != starts[:, :-1]).any(axis=0)])
-    if call.platform == "gpu":
-        fetches[:] = True
-    readers = np.flatnonzero(fetches)
+    readers = np.arange(fetches.size) if together else np.flatnonzero(fetches)
     if window.uniform and output.uniform and window.sizes == output.sizes:
-        first_writers = dict[bytes, int]()
+        writers_of: dict[bytes, tuple[int, int]] = {}  # the first and the last
         for program in range(output.starts.shape[1]):
-            first_writers.setdefault(output.starts[:, program].tobytes(), program)
+            block = output.starts[:, program].tobytes()
+            writers_of[block] = writers_of.get(block, (program, program))[0], program
         for reader in readers:
-            writer = first_writers.get(starts[:, reader].tobytes())
-            earlier = writer is not None and writer < reader
-            if writer is not None and (earlier or (call.platform == "gpu" and writer != reader)):
-                return writer, int(reader)
+            for writer in writers_of.get(starts[:, reader].tobytes(), ()):
+                if writer < reader or (together and writer != reader):
+                    return writer, int(reader)
         return None
     count = output.starts.shape[1]
     if readers.size * count > _MOST_PAIRS:
         return None
     ends, out_ends = starts + window.lengths, output.starts + output.lengths
     for reader in readers:
+        others = slice(None) if together else slice(reader)
         overlap = (
-            (output.starts[:, :reader] < ends[:, reader, None])
-            & (out_ends[:, :reader] > starts[:, reader, None])
+            (output.starts[:, others] < ends[:, reader, None])
+            & (out_ends[:, others] > starts[:, reader, None])
         ).all(axis=0)
         writers = np.flatnonzero(overlap)
+        writers = writers[writers != reader]
         if writers.size:
             return int(writers[0]), int(reader)
     return None

@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
+
+import numpy as np
 
 from pallas_sim.traces import (
     FOREIGN_PRIMITIVES,
@@ -57,6 +60,7 @@ class KernelCall:
       interpreted: True if its ``interpret`` parameter makes it an interpreter run.
       primitives: the names of all primitives in its body.
       path: primitives around it, outermost first, such as ``("jit", "shard_map")``.
+      devices: how many devices the meshes around it have.
       eqn: the equation itself, for the other modules of this package.
     """
 
@@ -66,6 +70,7 @@ class KernelCall:
     primitives: frozenset[str]
     path: tuple[str, ...]
     eqn: Any = field(repr=False, compare=False)
+    devices: int = 1
 
     @property
     def asynchronous(self) -> bool:
@@ -88,13 +93,15 @@ def live_kernel_calls(jaxpr: Any) -> list[KernelCall]:
     return kernel_calls(without_dead_code(jaxpr))
 
 
-def _walk(jaxpr: Any, path: tuple[str, ...]) -> Iterator[KernelCall]:
+def _walk(jaxpr: Any, path: tuple[str, ...], devices: int = 1) -> Iterator[KernelCall]:
     for eqn in jaxpr.eqns:
         if eqn.primitive.name in KERNEL_PRIMITIVES | FOREIGN_PRIMITIVES:
-            yield kernel_call(eqn, path)
+            yield replace(kernel_call(eqn, path), devices=devices)
         else:
+            mesh = eqn.params.get("mesh") if eqn.primitive.name == "shard_map" else None
+            count = max(devices, getattr(mesh, "size", 1))
             for inner in sub_jaxprs(eqn):
-                yield from _walk(inner, (*path, eqn.primitive.name))
+                yield from _walk(inner, (*path, eqn.primitive.name), count)
 
 
 def kernel_call(eqn: Any, path: tuple[str, ...]) -> KernelCall:
@@ -298,6 +305,77 @@ def _scratch(facts: GridFacts, names: Mapping[int, str]) -> Iterator[tuple[int, 
                 yield size, max(tiles)
 
 
+# The number of buffers that a kernel uses in turns.
+
+
+#: Two buffers are used again by any draw of three blocks; of more than so many, draws would be too
+#: large, and they are rather something else.
+_LEAST_BUFFERS, _MOST_BUFFERS = 3, 16
+
+
+def buffers_of(kernel: KernelCall, devices: Collection[int] = ()) -> int:
+    """Return how many buffers a kernel seems to use in turns; 0 if it uses two or none.
+
+    It is the largest number of semaphores or barriers in an array, of buffers of a block, and in
+    kernels that copy by themselves of equal scratch buffers, and by which a number is divided for
+    its remainder; without arrays of semaphores, also of slots of scratch memory.
+
+    Args:
+      kernel: the kernel.
+      devices: sizes of the mesh; so many semaphores, or one fewer, are for them.
+    """
+    facts = kernel.facts
+    counts = [block.buffers or 0 for block in (*facts.inputs, *facts.outputs)] if facts else []
+    avals = list(_scratch_of(kernel))
+    arrays = [aval for aval in avals if not _is_semaphore(aval)]
+    several = [n for aval in avals if _is_semaphore(aval) for n in aval.shape]
+    if kernel.asynchronous:
+        counts += Counter((tuple(aval.shape), str(aval.dtype)) for aval in arrays).values()
+        counts += _divisors(kernel.eqn)
+        if not several:
+            counts += [aval.shape[0] for aval in arrays if len(aval.shape) > 2]
+    of_devices = {n - less for n in devices for less in (0, 1)}
+    return max(
+        (
+            count
+            for count in (*counts, *several)
+            if _LEAST_BUFFERS <= count <= _MOST_BUFFERS and count not in of_devices
+        ),
+        default=0,
+    )
+
+
+def _scratch_of(kernel: KernelCall) -> Iterator[Any]:
+    """Yield the avals of a kernel's scratch memory, semaphores and barriers."""
+    operands = len(kernel.eqn.invars) + len(kernel.eqn.outvars)
+    for jaxpr in sub_jaxprs(kernel.eqn):
+        yield from (var.aval for var in jaxpr.invars[operands:])
+    for eqn in equations_inside(kernel.eqn):
+        if eqn.primitive.name == "run_scoped":
+            for jaxpr in sub_jaxprs(eqn):
+                yield from (var.aval for var in jaxpr.invars)
+
+
+def _is_semaphore(aval: Any) -> bool:
+    """Return whether a reference is to semaphores or barriers."""
+    import jax
+
+    return jax.numpy.issubdtype(aval.dtype, jax.dtypes.extended)
+
+
+def _divisors(kernel: Any) -> Iterator[int]:
+    """Yield the constants by which a kernel divides integers for their remainders."""
+    for eqn in equations_inside(kernel):
+        name = eqn.primitive.name
+        if name not in ("rem", "and") or eqn.outvars[0].aval.shape:
+            continue
+        for operand in eqn.invars[name == "rem" :]:
+            if is_literal(operand) and isinstance(operand.val, int | np.integer):
+                value = int(operand.val)
+                power = value & (value + 1) == 0  # i & 3 is i % 4
+                yield value if name == "rem" else value + 1 if power else 0
+
+
 # Parts of a traced call that may hang or end the process which executes or simulates it.
 
 
@@ -410,6 +488,17 @@ def reaches_devices(kernel: KernelCall) -> bool:
     return "get_barrier_semaphore" in kernel.primitives or any(
         map(names_a_device, equations_inside(kernel.eqn))
     )
+
+
+def on_two_devices(kernels: Sequence[KernelCall]) -> str | None:
+    """Say that a kernel met other devices on a mesh of two; None if none did."""
+    for kernel in kernels:
+        if kernel.devices == 2 and reaches_devices(kernel):
+            return (
+                f"{kernel.name} ran on 2 devices, where one neighbour is everybody: that a barrier "
+                "hears from one only shows on 3 and more; run it on 3, 4 and 6 devices, too"
+            )
+    return None
 
 
 def _has_empty_operands(kernel: KernelCall) -> bool:

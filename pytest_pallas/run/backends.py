@@ -19,7 +19,7 @@ from pytest_pallas.draw.arguments import Arguments
 from pytest_pallas.draw.arrays import draw_once
 from pytest_pallas.draw.dims import around, probing
 from pytest_pallas.errors import TooFewDevicesError
-from pytest_pallas.grid.kernel_calls import KernelCall, is_for_gpus, tiles_of
+from pytest_pallas.grid.kernel_calls import KernelCall, buffers_of, is_for_gpus, tiles_of
 from pytest_pallas.session import Session, SpecFacts
 from pytest_pallas.spec import ExpectedFailure, KernelSpec
 
@@ -322,7 +322,8 @@ def _traced(call: Call, platform: str) -> Sequence[KernelCall] | None:
     return kernels_of(call, functools.partial(tracing_for, chip))
 
 
-# Learn tiles for dims that a spec's strategy does not specify, from the trace of a probe.
+# Learn useful sizes from the kernel: tiles for dims that a spec's strategy does not specify, from
+# the trace of a probe, and how many buffers the kernel uses in turns.
 
 
 #: Time limit in seconds for the trace of a probe, which is larger than draws.
@@ -330,10 +331,10 @@ SECONDS = 5.0
 
 
 def adapted(session: Session, spec: KernelSpec, mesh: Any, sizes: Mapping[str, int]) -> Any:
-    """Return the strategy of a spec, with draws around the kernel's blocks for unspecified dims.
+    """Return the strategy of a spec, with draws around the kernel's blocks, and for its buffers.
 
     Args:
-      session: caches the learned tiles.
+      session: caches what was learned.
       spec: the spec.
       mesh: the ``jax.sharding.Mesh`` to run on, or None.
       sizes: of the mesh, by axis.
@@ -346,26 +347,35 @@ def adapted(session: Session, spec: KernelSpec, mesh: Any, sizes: Mapping[str, i
         return strategy  # its trace did not end at collection
     if key not in session.tiles:
         session.tiles[key] = learned(spec, strategy, mesh)
-    return around(strategy, session.tiles[key])
+    return around(strategy, *session.tiles[key])
 
 
-def learned(spec: KernelSpec, strategy: Any, mesh: Any) -> dict[str, tuple[int, ...]]:
-    """Return the blocks of a spec's kernels along the dims that its strategy does not specify.
+def learned(spec: KernelSpec, strategy: Any, mesh: Any) -> tuple[dict[str, tuple[int, ...]], int]:
+    """Return what the traces of a spec's kernels say about useful sizes.
 
-    Empty if the strategy specifies all dims, computes with drawn values, or the kernel cannot be
-    traced with large sizes.
+    Returns:
+      Their blocks along the dims that the strategy does not specify: none if it specifies all dims,
+      computes with drawn values, or the kernel cannot be traced with large sizes. And how many
+      buffers they use in turns: 0 if no dim has tiles.
     """
     with probing() as probe:
         try:
             drawn = draw_once(strategy)
         except Exception:  # an error of the strategy with abstract arrays
-            return {}
+            return {}, 0
+    if not probe.sizes:
+        declared = draw_once(strategy).declared  # which abstract arrays lack
+        if declared is None or not declared.tiles:
+            return {}, 0
     blocks: dict[str, set[int]] = {}
+    depth = 0
     platforms = tuple(spec.kernel) if isinstance(spec.kernel, Mapping) else ("tpu",)
-    for platform in platforms if probe.sizes else ():
+    for platform in platforms:
         kernel = spec.kernel_for(platform)
         function = kernel if mesh is None else functools.partial(kernel, mesh=mesh)
         kernels = _traced(call_of(function, drawn, SECONDS), platform) or ()
         for name, tiles in tiles_of(kernels, probe.sizes).items():
             blocks.setdefault(name, set()).update(tiles)
-    return {name: tuple(sorted(tiles)) for name, tiles in blocks.items()}
+        sizes = () if mesh is None else tuple(mesh.shape.values())
+        depth = max([depth, *(buffers_of(kernel, sizes) for kernel in kernels)])
+    return {name: tuple(sorted(tiles)) for name, tiles in blocks.items()}, depth

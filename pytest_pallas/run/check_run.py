@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
@@ -21,16 +22,23 @@ from pytest_pallas.backends.processes import gang
 from pytest_pallas.backends.protocol import Backend, label
 from pytest_pallas.backends.registry import parse
 from pytest_pallas.checks import Check
-from pytest_pallas.checks.context import CheckContext, CheckResult, ComparisonPeer, call
+from pytest_pallas.checks.context import (
+    CheckContext,
+    CheckResult,
+    ComparisonPeer,
+    OtherMeshes,
+    call,
+)
 from pytest_pallas.checks.schedule import Runs
 from pytest_pallas.checks.verdict import drawn_facts, run_check
 from pytest_pallas.compat.fuzzing import is_rejection, rejecting
 from pytest_pallas.draw.arguments import Arguments, as_arguments
 from pytest_pallas.errors import NotApplicableError, facts_of
+from pytest_pallas.grid.kernel_calls import on_two_devices
 from pytest_pallas.judge.tolerance import Tolerance
 from pytest_pallas.options import Options
 from pytest_pallas.record import Note
-from pytest_pallas.run.backends import adapted, others_of
+from pytest_pallas.run.backends import adapted, mesh_on, others_of
 from pytest_pallas.run.result import Result
 from pytest_pallas.session import Session
 from pytest_pallas.spec import CallProperties, KernelSpec, properties_of
@@ -256,6 +264,9 @@ def run_example(
                 else facts_of(error).plain
             )
         return None
+    kernels = check_result.outcome.kernels if check_result.outcome else ()
+    if counts and run.check.base and (text := on_two_devices(kernels)) is not None:
+        result.add_note(Note(text, "run"))
     for check in _late_checks(run, check_result) if counts else ():
         text = (
             f"ran {check.name}, too: it applies to this example, and to none that was traced at "
@@ -320,8 +331,63 @@ def context_of(
         costs=session.costs if costs else None,
         claimed=run.claimed,
         explained=trial is None or session.mutant is None,
+        meshes=None if trial is not None or session.mutant else _other_meshes(run),
         **properties_of(run),
     )
+
+
+#: Numbers of devices: one neighbour is everybody on two devices, and two are on three. Of the last
+#: two the first that the kernel can run on is enough.
+_DEVICES = (3, 4, 6, 8)
+
+
+def _other_meshes(run: CheckRun) -> OtherMeshes | None:
+    """Return the other meshes for a spec with meshes, in the item of its smallest with devices.
+
+    Only simulators have any number of devices, and see what is out of order.
+    """
+    spec = run.spec
+    if spec is None or run.devices < 2 or not run.drawn or run.backend.kind != "simulating":
+        return None
+    if gang() is not None or run.devices != _fewest(spec):
+        return None
+    key = (spec.file, spec.name, label(run.backend))
+    kept = run.session.meshes
+    if key not in kept:
+        kept[key] = OtherMeshes(candidates=functools.partial(_candidates, run, spec))
+    return kept[key]
+
+
+def _fewest(spec: KernelSpec) -> int:
+    """Return the devices of the smallest mesh of a spec that has several."""
+    counts = [math.prod(sizes.values()) for sizes in spec.meshes]
+    return min((count for count in counts if count > 1), default=0)
+
+
+def _candidates(
+    run: CheckRun, spec: KernelSpec
+) -> Iterator[tuple[Mapping[str, int], Callable[[], CheckContext]]]:
+    axes = min((tuple(sizes) for sizes in spec.meshes), key=len)
+    if len(axes) == 1:
+        meshes = [{axes[0]: count} for count in _DEVICES]
+    else:
+        meshes = [dict.fromkeys(axes, 2) | {axis: 3} for axis in axes]
+    for sizes in meshes:
+        # On fewer devices than it is for, a kernel may do what makes no difference there.
+        if sizes not in spec.meshes and math.prod(sizes.values()) > _fewest(spec):
+            yield sizes, functools.partial(_context_on, run, spec, sizes)
+
+
+def _context_on(run: CheckRun, spec: KernelSpec, sizes: Mapping[str, int]) -> CheckContext:
+    """Make the context of the simplest call of a spec on another mesh."""
+    from pytest_pallas.draw.arrays import draw_once
+
+    mesh = mesh_on(run.backend, sizes)
+    other = check_run(
+        run.session, run.backend, spec, mesh=mesh, sizes=sizes, check=run.check, node=run.node
+    )
+    drawn = draw_once(adapted(run.session, spec, mesh, sizes))
+    return context_of(other, drawn, trial=Runs())
 
 
 def with_goldens(run: CheckRun) -> Check:

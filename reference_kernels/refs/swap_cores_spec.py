@@ -10,7 +10,14 @@ from reference_kernels.refs.swap_cores import reference, reference_sum, sum_on_c
 
 #: The chips with two cores that act as one device.
 # The portable interpreter cannot reach another core.
-_BACKENDS = ("tpu-sim", "tpu-interpret", "tpu-compile:v4", "tpu-compile:v5p", "tpu")
+_BACKENDS = (
+    "tpu-sim:v4",
+    "tpu-sim:v5p",
+    "tpu-interpret",
+    "tpu-compile:v4",
+    "tpu-compile:v5p",
+    "tpu",
+)
 
 
 def _opposed(drawn: pst.Drawn) -> pst.Drawn:

@@ -12,9 +12,11 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 from jax.experimental.pallas.ops.tpu.paged_attention import paged_attention
+from jax.sharding import AbstractMesh, AxisType
+from jax.sharding import PartitionSpec as P
 
 from pallas_sim import simulate
-from pallas_sim.errors import DeadlockError
+from pallas_sim.errors import DeadlockError, SimulationError
 
 SEEDS = [0, 1, 2, 3]
 ANY = pl.BlockSpec(memory_space=pl.ANY)
@@ -77,6 +79,105 @@ def test_a_chip_with_one_core_runs_the_programs_one_after_the_other():
     np.testing.assert_array_equal(found.values, X)
     with pytest.raises(DeadlockError, match="device 0, core 1 is blocked"):
         simulate(divided(body, REGULAR), X, target="v5p")
+
+
+TWO = "a device of {0} has 1, one of v4 and v5p has 2"
+
+
+def meeting(core_index):
+    """Each core signals the other one, and waits for it."""
+
+    def body(x_ref, o_ref, ready):
+        core = core_index()
+        pl.semaphore_signal(ready, 1, device_id={"core": 1 - core})
+        pl.semaphore_wait(ready, 1)
+        pltpu.sync_copy(x_ref.at[half(core)], o_ref.at[half(core)])
+
+    return body
+
+
+@pytest.mark.parametrize("target", ["v5e", "v6e", "tpu7x"])
+def test_cores_that_a_chip_lacks_run_one_after_the_other(target):
+    """XLA runs a mesh of two TensorCores on one, too: it is a parallel dimension of a grid."""
+
+    def apart(x_ref, o_ref, ready):
+        del ready
+        core = jax.lax.axis_index("core")
+        pltpu.sync_copy(x_ref.at[half(core)], o_ref.at[half(core)])
+
+    found = simulate(on_cores(apart, REGULAR), X, target=target)
+    np.testing.assert_array_equal(found.values, X)
+    together = on_cores(meeting(lambda: jax.lax.axis_index("core")), REGULAR)
+    with pytest.raises(DeadlockError, match=TWO.format(target)):
+        simulate(together, X, target=target)
+    assert simulate(together, X, target="v4").findings == ()
+
+
+def test_programs_that_wait_for_later_ones_need_two_cores():
+    def body(x_ref, o_ref, ready):
+        core = pl.program_id(0)
+        pl.semaphore_signal(ready, core)
+        pl.semaphore_wait(ready, 1 - core)  # the program after signals
+        pltpu.sync_copy(x_ref.at[half(core)], o_ref.at[half(core)])
+
+    with pytest.raises(DeadlockError, match=TWO.format("v6e")):
+        simulate(divided(body, REGULAR), X, target="v6e")
+
+    def handshaking(x_ref, o_ref, ready):
+        handshake(pl.program_id(0), ready)
+        pltpu.sync_copy(x_ref, o_ref)
+
+    with pytest.raises(SimulationError, match="there is no TensorCore 1: " + TWO.format("v6e")):
+        simulate(divided(handshaking, REGULAR), X, target="v6e")
+
+
+def test_a_core_parallel_dimension_has_no_more_programs_than_cores():
+    """libtpu 0.0.50.1: "iteration bound: 2, which is greater than the number of active cores"."""
+
+    def body(x_ref, o_ref):
+        pltpu.sync_copy(x_ref, o_ref)
+
+    def on(target, programs):
+        call = pl.pallas_call(
+            body,
+            out_shape=X,
+            grid=(programs,),
+            in_specs=[ANY],
+            out_specs=ANY,
+            compiler_params=pltpu.CompilerParams(dimension_semantics=("core_parallel",)),
+        )
+        return simulate(call, X, target=target)
+
+    on("v6e", 1)
+    on("v5p", 2)
+    for target, programs, cores in (("v6e", 2, 1), ("v5p", 3, 2)):
+        with pytest.raises(SimulationError, match=f"{programs} programs, .* {target} has {cores}"):
+            on(target, programs)
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+def test_a_deadlock_names_a_core_that_has_ended(devices):
+    """One core of a device ends without the signal that the other one waits for."""
+
+    def body(x_ref, o_ref, ready):
+        core = lax.axis_index("core")
+
+        @pl.when(core == 1)
+        def _():
+            pl.semaphore_wait(ready, 1)
+
+        pltpu.sync_copy(x_ref.at[half(core)], o_ref.at[half(core)])
+
+    function = on_cores(body, REGULAR)
+    if devices > 1:
+        mesh = AbstractMesh((devices,), ("x",), axis_types=(AxisType.Auto,))
+        spec = {"in_specs": P(), "out_specs": P(), "check_vma": False}
+        function = jax.shard_map(function, mesh=mesh, **spec)
+    with pytest.raises(DeadlockError) as caught:
+        simulate(function, X, target="v5p")
+    lines = str(caught.value).splitlines()
+    for device in range(devices):
+        assert f"  device {device}, core 0 is at the end of the program" in lines
 
 
 @pytest.mark.parametrize("seed", SEEDS)

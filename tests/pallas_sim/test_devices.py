@@ -25,6 +25,10 @@ BY_ROWS = P("x")
 DMA, REGULAR = pltpu.SemaphoreType.DMA, pltpu.SemaphoreType.REGULAR
 
 
+#: The devices do not wait for each other at the entry.
+NO_BARRIER = {"collective_id": 0, "allow_collective_id_without_custom_barrier": True}
+
+
 def mesh(*sizes: int) -> Mesh:
     count = int(np.prod(sizes))
     if len(jax.devices()) < count:
@@ -98,7 +102,7 @@ def test_a_kernel_without_collective_id_has_a_barrier_at_its_entry(seed):
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-@pytest.mark.parametrize("params", [{"collective_id": 0}, {"skip_device_barrier": True}])
+@pytest.mark.parametrize("params", [NO_BARRIER, {"skip_device_barrier": True}])
 def test_a_missing_barrier_at_the_entry(seed, params):
     body = functools.partial(shift, barrier=False)
     found = simulate(sharded(kernel(body, DMA, DMA, **params), 4), rows(4), seed=seed)
@@ -337,6 +341,38 @@ def test_a_barrier_semaphore_that_keeps_a_signal():
     found = simulate(sharded(kernel(body, collective_id=0), 2), rows(2))
     assert "leftover" in kinds(found)
     assert "the barrier semaphore of device" in str(found.findings[0])
+    assert "a signal of 1 from device 1" in str(found.findings[0])
+    assert "taken: 2 by device 0" in str(found.findings[0])
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("meets", [True, False])
+@pytest.mark.parametrize("waits", [True, False])
+def test_bytes_of_a_send_that_nobody_waits_for(waits, meets, seed):
+    """A wait of the receiver, and a barrier, prove the copy done, and leave its bytes."""
+
+    def body(x_ref, o_ref, sent, received):
+        other = 1 - lax.axis_index("x")
+        meet(other)
+        copy = pltpu.make_async_remote_copy(x_ref, o_ref, sent, received, device_id=(other,))
+        copy.start()
+        copy.wait_recv()
+        if waits:
+            copy.wait_send()
+        if meets:
+            meet(other)
+
+    found = simulate(sharded(kernel(body, DMA, DMA, collective_id=0), 2), rows(2), seed=seed)
+    np.testing.assert_array_equal(found.values, np.roll(rows(2), 8, axis=0))
+    if waits:
+        assert kinds(found) == []
+        return
+    assert set(kinds(found)) <= {"leftover", "unwaited"}
+    if meets:
+        (finding,) = found.findings
+        assert finding.message == "sent ends with 4096 bytes that no wait took"
+        assert (finding.ref, finding.signals[0].copy, finding.waits) == ("sent", True, ())
+        assert f"{test_bytes_of_a_send_that_nobody_waits_for.__code__.co_filename}:" in str(finding)
 
 
 def test_a_deadlock_says_who_waits_for_what():
@@ -388,12 +424,6 @@ def test_a_mesh_that_is_too_large():
         simulate(
             sharded(kernel(shift, DMA, DMA, collective_id=0), 4), rows(4), limits=Limits(devices=3)
         )
-
-
-def test_a_barrier_without_a_collective_id():
-    body = functools.partial(shift, barrier=True)
-    with pytest.raises(SimulationError, match=r"needs pltpu\.CompilerParams"):
-        simulate(sharded(kernel(body, DMA, DMA), 2), rows(2))
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -547,3 +577,216 @@ def test_collectives_along_two_axes():
 
     both = sharded(function, 2, 2, spec=P(("x", "y")))
     np.testing.assert_array_equal(simulate(both, rows(4)).values, jax.jit(both)(rows(4)))
+
+
+# What ends a run says what was found until then.
+
+
+def two_phases(x: Any, count: Any) -> Any:
+    """Send twice on one semaphore; what comes first says how much comes after it.
+
+    Bytes of a fast neighbour's second phase can answer the wait of the first.
+    """
+    devices = 3
+
+    def body(x_ref, count_ref, o_ref, box, sent, arrived):
+        me = lax.axis_index("x")
+        meet(*range(devices))
+        first = (count_ref, box, sent.at[0], arrived)
+        pltpu.async_remote_copy(*first, device_id=(lax.rem(me + 1, devices),)).wait()
+        others = jnp.where(box[0, 0] == 1, devices - 1, devices)
+        for distance in range(1, devices):
+            second = (x_ref, o_ref.at[me], sent.at[1], arrived)
+            to = lax.rem(me + distance, devices)
+            pltpu.async_remote_copy(*second, device_id=(to,)).wait_send()
+
+        def receive(_, carry):
+            pltpu.make_async_copy(x_ref, o_ref.at[0], arrived).wait()
+            return carry
+
+        lax.fori_loop(0, others, receive, 0)
+        pltpu.sync_copy(x_ref, o_ref.at[me])
+
+    return pl.pallas_call(
+        body,
+        out_shape=jax.ShapeDtypeStruct((devices, *x.shape), x.dtype),
+        in_specs=[ANY, ANY],
+        out_specs=ANY,
+        scratch_shapes=[pltpu.VMEM(x.shape, x.dtype), DMA((2,)), DMA],
+        compiler_params=pltpu.CompilerParams(collective_id=0),
+    )(x, count)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_deadlock_says_first_which_race_caused_it(seed):
+    function = sharded(two_phases, 3)
+    x = np.ones((24, 128), np.float32)
+    try:
+        text = str(simulate(function, x, x, seed=seed).findings[0])
+    except DeadlockError as error:
+        text = str(error)
+        *before, deadlock = error.findings
+        assert {finding.kind for finding in before} == {"race"}
+        assert deadlock.kind == "deadlock"
+        assert "deadlock: every core is blocked" in text
+    assert text.startswith("race on box")
+
+
+def spin(semaphore: Any) -> None:
+    """Signal again and again."""
+
+    def again(_, carry):
+        pl.semaphore_signal(semaphore, 1)
+        return carry
+
+    lax.fori_loop(0, 10_000, again, 0)
+
+
+ENDS = {
+    "steps": (lambda: spin(pltpu.get_barrier_semaphore()), "stopped"),
+    "no device": (lambda: pl.semaphore_signal(pltpu.get_barrier_semaphore(), device_id=7), "7"),
+    "callback": (lambda: jax.debug.callback(lambda: [][0]), "index"),
+}
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_another_error_keeps_what_was_found(end):
+    act, message = ENDS[end]
+
+    def body(x_ref, o_ref, done):
+        copy = pltpu.make_async_copy(x_ref, o_ref, done)
+        copy.start()
+        pltpu.sync_copy(x_ref, o_ref)
+        act()
+        copy.wait()
+
+    function = sharded(kernel(body, DMA, **NO_BARRIER), 2)
+    with pytest.raises(Exception, match=message) as raised:
+        simulate(function, rows(2), limits=Limits(steps=5_000))
+    text = "\n".join([str(raised.value), *getattr(raised.value, "__notes__", ())])
+    assert "race on o_ref" in text
+
+
+# An operand that several devices have: each has memory of its own for it.
+
+
+def through(x: Any, box: Any, *, aliased: bool = False) -> Any:
+    """Copy ``x`` into a mailbox, and from there into the output."""
+
+    def body(x_ref, box_ref, o_ref, *shared):
+        box_ref = shared[0] if aliased else box_ref
+        pltpu.sync_copy(x_ref, box_ref)
+        pltpu.sync_copy(box_ref, o_ref)
+
+    outputs, aliases = ((x, box), {1: 1}) if aliased else (x, {})
+    call = pl.pallas_call(
+        body,
+        out_shape=outputs,
+        in_specs=[ANY, ANY],
+        out_specs=jax.tree.map(lambda _: ANY, outputs),
+        compiler_params=pltpu.CompilerParams(has_side_effects=True),
+        input_output_aliases=aliases,
+    )
+    return call(x, box)[0] if aliased else call(x, box)
+
+
+CONSTANT = np.zeros((8, 128), np.float32)
+
+
+def of_both_devices(x: Any, box: Any, function: Any = through) -> Any:
+    """Give each device its rows of ``x`` and all of ``box``."""
+    specs = (BY_ROWS, P())
+    function = jax.shard_map(
+        function, mesh=mesh(2), in_specs=specs, out_specs=BY_ROWS, check_vma=False
+    )
+    return function(x, box)
+
+
+def exchanged(x: Any) -> Any:
+    """Use as mailboxes a value, and what the other device has received of it."""
+    box = jnp.zeros_like(x) + x
+    theirs = lax.ppermute(box, "x", [(0, 1), (1, 0)])
+    return (through(x, theirs) + through(x, box)) / 2
+
+
+MAILBOXES = {
+    "empty": lambda x: of_both_devices(x, pl.empty((8, 128), x.dtype)),
+    "zeros": lambda x: of_both_devices(x, jnp.zeros((8, 128), x.dtype)),
+    "captured": lambda x: of_both_devices(x, x, lambda x, _: through(x, CONSTANT)),
+    "array of JAX": lambda x: of_both_devices(x, x, lambda x, _: through(x, jnp.zeros((8, 128)))),
+    "jit": lambda x: of_both_devices(x, pl.empty((8, 128), x.dtype), jax.jit(through)),
+    "aliased": lambda x: of_both_devices(
+        x, pl.empty((8, 128), x.dtype), functools.partial(through, aliased=True)
+    ),
+    "in a loop": lambda x: of_both_devices(
+        x,
+        pl.empty((8, 128), x.dtype),
+        lambda x, box: lax.fori_loop(0, 2, lambda _, value: through(value, box), x),
+    ),
+    "received": lambda x: sharded(exchanged, 2)(x),
+}
+
+
+@pytest.mark.parametrize("mailbox", MAILBOXES)
+@pytest.mark.parametrize("seed", [0, 1])
+def test_each_device_has_its_own_copy_of_an_operand(mailbox, seed):
+    x = rows(2)
+    simulation = simulate(MAILBOXES[mailbox], x, seed=seed)
+    assert (simulation.values == x).all()
+    assert "race" not in kinds(simulation)
+    assert not CONSTANT.any()
+
+
+def test_an_operand_that_is_alike_along_one_axis_only():
+    def function(x, box):
+        specs = (P("x"), P("y"))
+        return jax.shard_map(
+            through, mesh=mesh(2, 2), in_specs=specs, out_specs=P("x"), check_vma=False
+        )(x, box)
+
+    simulation = simulate(function, rows(2), np.zeros((16, 128), np.float32))
+    assert "race" not in kinds(simulation)
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_a_mailbox_that_others_write(again):
+    """A later kernel sees what came; two copies into it are in a race that nothing orders."""
+
+    def send(x, box):
+        def body(x_ref, box_ref, o_ref, sent, received):
+            other = 1 - lax.axis_index("x")
+            meet(other)
+            copies = [
+                pltpu.make_async_remote_copy(
+                    x_ref, box_ref, sent.at[i], received.at[i], device_id=(other,)
+                )
+                for i in range(1 + again)
+            ]
+            for copy in copies:
+                copy.start()
+            for copy in copies:
+                copy.wait()
+            o_ref[...] = jnp.zeros_like(o_ref)
+
+        return pl.pallas_call(
+            body,
+            out_shape=x,
+            in_specs=[ANY, ANY],
+            scratch_shapes=[DMA((2,)), DMA((2,))],
+            compiler_params=pltpu.CompilerParams(collective_id=0, has_side_effects=True),
+        )(x, box)
+
+    def receive(box, zero):
+        def body(box_ref, zero_ref, o_ref):
+            del zero_ref
+            pltpu.sync_copy(box_ref, o_ref)
+
+        return pl.pallas_call(body, out_shape=zero, in_specs=[ANY, ANY], out_specs=ANY)(box, zero)
+
+    def function(x, box):
+        return receive(box, send(x, box))
+
+    x = rows(2)
+    simulation = simulate(lambda x: of_both_devices(x, CONSTANT, function), x)
+    assert ("race" in kinds(simulation)) == again
+    assert (simulation.values == np.roll(x, 8, axis=0)).all()

@@ -64,6 +64,22 @@ def test_no_kernel_waits_for_a_copy(semaphore):
     assert any("not waited for" in each.message for each in run.findings)
 
 
+def test_a_semaphore_that_is_returned_to_the_caller():
+    """What becomes of it is up to the caller, who may wait."""
+
+    def start(x):
+        def body(x_ref, o_ref, done):
+            pltpu.make_async_copy(x_ref, o_ref, done).start()
+
+        hbm, semaphore = pltpu.HBM(x.shape, x.dtype), pltpu.SemaphoreType.DMA(())
+        mesh = pltpu.TensorCoreMesh(axis_name="core", num_cores=1)
+        return pl.kernel(body, out_type=(hbm, semaphore), mesh=mesh)(x)
+
+    assert simulate(lambda x: start(x), X).findings == ()
+    # Here nobody can wait any more.
+    assert [finding.kind for finding in simulate(lambda x: start(x)[0], X).findings] == ["unwaited"]
+
+
 @pytest.mark.parametrize("seed", SEEDS)
 def test_references_that_bodies_capture(seed):
     """One kernel starts a copy between references of its surroundings; the next one waits."""

@@ -170,3 +170,12 @@ def test_axes_of_vmap_and_of_the_mesh_together(axes, collective, dtype):
     x = np.random.default_rng(0).integers(-8, 8, (8, 6)).astype(dtype)
     expected = np.asarray(jax.jit(function)(x))
     np.testing.assert_array_equal(simulate(function, x).values, expected)
+
+
+@pytest.mark.parametrize("dtype", [jnp.int4, jnp.uint4, jnp.int8])
+def test_sums_of_narrow_integers_wrap_around(dtype):
+    mesh = AbstractMesh((2,), ("x",), axis_types=(AUTO,))
+    x = np.array([7, -8, 3, 5, 6, -7, -3, 4]).astype(dtype)
+    total = jax.shard_map(lambda x: lax.psum(x, "x"), mesh=mesh, in_specs=P("x"), out_specs=P())
+    expected = (x[:4].astype(np.int32) + x[4:].astype(np.int32)).astype(dtype)
+    np.testing.assert_array_equal(simulate(total, x).values, expected)

@@ -181,8 +181,40 @@ def test_what_is_left_on_a_semaphore_is_reported():
 
     found = simulate(kernel(body, pltpu.SemaphoreType.REGULAR), X)
     assert kinds(found) == ["leftover"]
-    assert "ends with 2 that no wait took" in found.findings[0].message
+    (finding,) = found.findings
+    assert "ends with 2 that no wait took" in finding.message
+    first = body.__code__.co_firstlineno
+    (given,), (taken,) = finding.signals, finding.waits
+    assert (given.amount, given.copy, taken.needed) == (3, False, 1)
+    assert given.line.endswith(f".py:{first + 1}")
+    assert taken.line.endswith(f".py:{first + 2}")
+    assert "given: a signal of 3 from device 0, at " in str(finding)
+    assert "taken: 1 by device 0, at " in str(finding)
     assert found.values[0, 0] == 2
+
+
+def test_a_semaphore_of_a_scope_ends_with_it():
+    def body(x_ref, o_ref):
+        def scope(ready):
+            pl.semaphore_signal(ready.at[1], 2)
+
+        pl.run_scoped(scope, pltpu.SemaphoreType.REGULAR((2,)))
+        pltpu.sync_copy(x_ref.at[pl.ds(0, 8)], o_ref)
+
+    (finding,) = simulate(kernel(body, out_specs=ANY), X).findings
+    assert (finding.kind, finding.ref) == ("leftover", "ready[1]")
+    assert "taken: nothing" in str(finding)
+
+
+def test_a_signal_that_takes():
+    def body(x_ref, o_ref, ready):
+        pl.semaphore_signal(ready, -1)
+        pltpu.sync_copy(x_ref.at[pl.ds(0, 8)], o_ref)
+
+    found = simulate(kernel(body, pltpu.SemaphoreType.REGULAR, out_specs=ANY), X)
+    assert [f.message for f in found.findings] == [
+        "ready ends at -1: signals took more than was given"
+    ]
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -246,6 +278,58 @@ def test_emit_pipeline_in_a_kernel_of_one_core(seed):
     )
     found = simulate(function, X, seed=seed)
     np.testing.assert_array_equal(found.values, X + 1)
+    assert kinds(found) == []
+
+
+def pipelined(step: Any, *, outputs: int = 1) -> Any:
+    """Return a kernel that runs ``step`` on the four blocks of an array."""
+
+    def body(x_ref, *o_refs):
+        block = pl.BlockSpec((8, 128), lambda i: (i, 0))
+        pltpu.emit_pipeline(step, grid=(4,), in_specs=[block], out_specs=[block] * outputs)(
+            x_ref, *o_refs
+        )
+
+    def function(x):
+        return pl.pallas_call(
+            body, out_shape=[x] * outputs, in_specs=[ANY], out_specs=[ANY] * outputs
+        )(x)
+
+    return function
+
+
+def doubled_in_place(x_block, o_block):
+    x_block[...] = x_block[...] * 2
+    o_block[...] = x_block[...]
+
+
+def added_in_place(x_block, o_block):
+    jax.ref.addupdate(x_block, (slice(None), slice(None)), x_block[...])
+    o_block[...] = x_block[...]
+
+
+def copied_in_place(x_block, o_block):
+    o_block[...] = x_block[...] * 2
+    pltpu.sync_copy(o_block, x_block)
+
+
+@pytest.mark.parametrize("step", [doubled_in_place, added_in_place, copied_in_place])
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_store_to_an_inputs_window_of_emit_pipeline(step, seed):
+    found = simulate(pipelined(step), X, seed=seed)
+    (finding,) = found.findings
+    assert (finding.kind, finding.ref) == ("input-write", "x_ref")
+    assert "test_transfers.py" in finding.line
+
+
+def test_stores_to_outputs_windows_of_emit_pipeline():
+    def step(x_block, o_block, p_block):
+        o_block[...] = x_block[...]
+        o_block[...] += 1
+        pltpu.sync_copy(x_block, p_block)
+
+    found = simulate(pipelined(step, outputs=2), X)
+    np.testing.assert_array_equal(found.values, [X + 1, X])
     assert kinds(found) == []
 
 

@@ -96,7 +96,7 @@ def test_meshes_are_of_the_chip():
         spec = PartitionSpec("x")
         jax.make_jaxpr(jax.shard_map(function, mesh=mesh, in_specs=spec, out_specs=spec))(X)
 
-    with meshes_of(chip):
+    with meshes_of(lambda: chip):
         mapped()
         assert mesh.abstract_mesh.abstract_device == chip
     mapped()

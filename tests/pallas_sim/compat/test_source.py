@@ -6,9 +6,12 @@ import inspect
 import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
 
+from pallas_sim.chips import TARGETS
 from pallas_sim.compat import source
 from pallas_sim.compat.jaxprs import sub_jaxprs
+from pallas_sim.tracing import tracing_for
 
 X = jnp.ones((8, 128))
 
@@ -75,6 +78,29 @@ def test_what_jax_writes_itself_is_machinery():
         todo += [inner for jaxpr in sub_jaxprs(eqn) for inner in jaxpr.eqns]
     assert found["scan"]
     assert not found["sin"]
+
+
+def test_the_copies_of_a_pipeline():
+    def step(x_block, o_block):
+        pltpu.sync_copy(x_block, o_block)
+
+    def body(x_ref, o_ref):
+        block = pl.BlockSpec((8, 128), lambda i: (i, 0))
+        pltpu.emit_pipeline(step, grid=(2,), in_specs=[block], out_specs=[block])(x_ref, o_ref)
+
+    def function(x):
+        spec = pl.BlockSpec(memory_space=pl.ANY)
+        return pl.pallas_call(body, out_shape=x, in_specs=[spec], out_specs=spec)(x)
+
+    moves = set()
+    with tracing_for(TARGETS["v6e"]):
+        todo = list(jax.make_jaxpr(function)(jnp.ones((16, 128))).eqns)
+    while todo:
+        eqn = todo.pop()
+        if eqn.primitive.name == "dma_start":
+            moves.add(source.move_of_block(eqn))
+        todo += [inner for jaxpr in sub_jaxprs(eqn) for inner in jaxpr.eqns]
+    assert moves == {"fetch", "write back", None}
 
 
 def test_the_home_of_a_jaxpr():

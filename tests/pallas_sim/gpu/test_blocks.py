@@ -154,6 +154,20 @@ def test_semaphores_order_blocks(seed):
     assert "race" in kinds(simulate(handed_on(wait=False), X, target="h100", seed=seed))
 
 
+@pytest.mark.parametrize("takes", [1, 2])
+def test_a_semaphore_that_keeps_a_count(takes):
+    def body(x_gmem, o_gmem):
+        semaphore = pl.get_global(plgpu.SemaphoreType.REGULAR)
+        pl.semaphore_signal(semaphore, 2)
+        pl.semaphore_wait(semaphore, takes)
+        o_gmem[...] = x_gmem[...]
+
+    out = jax.ShapeDtypeStruct(X.shape, X.dtype)
+    found = simulate(plgpu.kernel(body, out_type=out), X, target="h100")
+    expected = [] if takes == 2 else ["a global semaphore ends with 1 that no wait took"]
+    assert [finding.message for finding in found.findings] == expected
+
+
 def test_a_semaphore_that_nobody_signals():
     def body(x_gmem, o_gmem):
         pl.semaphore_wait(pl.get_global(plgpu.SemaphoreType.REGULAR), 5)

@@ -97,6 +97,33 @@ def test_a_pipeline_with_a_warpgroup_that_copies(seed):
     assert kinds(found) == []
 
 
+@pytest.mark.parametrize("apart", [False, True])
+@pytest.mark.parametrize("writes", [False, True])
+def test_a_store_to_an_inputs_window_of_a_pipeline(apart, writes):
+    def add(_, x_smem, o_smem):
+        if writes:
+            x_smem[...] = x_smem[...] * 2
+        o_smem[...] = x_smem[...] + 1
+
+    def body(x_gmem, o_gmem):
+        block = plgpu.BlockSpec((16, 128), lambda i: (i, 0))
+        specs = {"grid": (4,), "in_specs": [block], "out_specs": [block]}
+        specs["max_concurrent_steps"] = 2
+        if not apart:
+            plgpu.emit_pipeline(add, **specs)(x_gmem, o_gmem)
+            return
+        specs |= {"num_compute_wgs": 1, "memory_registers": 40, "wg_axis": "wg"}
+        plgpu.emit_pipeline_warp_specialized(add, **specs)(x_gmem, o_gmem)
+
+    threads = {"num_threads": 2, "thread_name": "wg"} if apart else {}
+    found = simulate(kernel(body, **threads), X, target="h100")
+    assert ("input-write" in kinds(found)) == writes
+    if writes:
+        finding = next(f for f in found.findings if f.kind == "input-write")
+        assert "the window of the input x_gmem" in finding.message
+        assert "test_kernels_as_traced.py" in finding.line
+
+
 def test_a_loop_that_blocks_share():
     def body(x_gmem, o_gmem):
         @plgpu.nd_loop((8, 2), collective_axes="block")

@@ -40,7 +40,12 @@ _PARTS: dict[str, dict[str, Any]] = {
             ),
         ),
     },
-    "leftover": {"ref": "sent", "owners": tuple(Owner(device=device) for device in range(6))},
+    "leftover": {
+        "ref": "sent",
+        "owners": tuple(Owner(device=device) for device in range(6)),
+        "signals": (Signal(owner=Owner(device=1), amount=4096, line=LINE, copy=True),),
+        "waits": (Wait(owner=Owner(), on="sent", needed=1024, had=1024, unit="bytes", line=LINE),),
+    },
     "deadlock": {
         "waits": (*WAITS, Wait(owner=Owner(thread="block 1"), on="", needed=2, unit="arrivals"))
     },

@@ -121,7 +121,7 @@ def plain(x):
     return pl.pallas_call(body, out_shape=jax.ShapeDtypeStruct(x.shape, x.dtype))(x)
 
 
-def ring(x, *, barrier="left", collective_id=0, waits=1, wait_send=True):
+def ring(x, *, barrier="left", collective_id=0, skips=False, waits=1, wait_send=True):
     """Every shard moved to the next device of four."""
 
     def body(x_ref, o_ref, sent, received):
@@ -143,7 +143,9 @@ def ring(x, *, barrier="left", collective_id=0, waits=1, wait_send=True):
             in_specs=[pl.BlockSpec(memory_space=pl.ANY)],
             out_specs=pl.BlockSpec(memory_space=pl.ANY),
             scratch_shapes=[pltpu.SemaphoreType.DMA, pltpu.SemaphoreType.DMA],
-            compiler_params=pltpu.CompilerParams(collective_id=collective_id),
+            compiler_params=pltpu.CompilerParams(
+                collective_id=collective_id, skip_device_barrier=skips
+            ),
         )(x)
 
     mesh = Mesh(np.array(jax.devices("cpu")[:4]), ("x",))

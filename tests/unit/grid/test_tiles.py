@@ -1,4 +1,4 @@
-"""The blocks of a kernel along the dims of its arguments."""
+"""The blocks of a kernel along the dims of its arguments, and how many buffers it uses in turns."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from pytest_pallas.grid.kernel_calls import kernel_calls, tiles_of
+from pytest_pallas.grid.kernel_calls import buffers_of, kernel_calls, tiles_of
 
 SIZES = {"m": 2048, "n": 4096}
 X = jax.ShapeDtypeStruct((2048, 4096), jnp.float32)
@@ -65,3 +65,95 @@ def test_blocks_by_dim(kernel, tiles):
 
 def test_axes_that_are_no_dim_are_left_out():
     assert found(in_blocks(128, 4096), jax.ShapeDtypeStruct((6144, 4096), jnp.float32)) == {}
+
+
+# Buffers that a kernel uses in turns.
+
+
+def with_scratch(body, *scratch, block=None):
+    anywhere = block or pl.BlockSpec(memory_space=pl.ANY)
+    return lambda x: pl.pallas_call(
+        body, in_specs=[anywhere], out_shape=x, scratch_shapes=scratch, grid=(8,)
+    )(x)
+
+
+def first_block(x_ref, o_ref, *scratch):
+    buffer = scratch[0].at[0] if len(scratch[0].shape) > 2 else scratch[0]
+    copy = pltpu.make_async_copy(x_ref.at[pl.ds(0, 8)], buffer, at_first(scratch[-1]))
+    copy.start()
+    copy.wait()
+    o_ref[pl.ds(0, 8)] = buffer[...]
+
+
+def at_first(semaphore):
+    return semaphore.at[0] if semaphore.shape else semaphore
+
+
+def in_turns(count):
+    """Slots of one buffer, by a remainder."""
+
+    def body(x_ref, o_ref, buffer, semaphore):
+        def step(i, carry):
+            slot = buffer.at[pl.ds(jax.lax.rem(i, count) * 8, 8)]
+            pltpu.sync_copy(x_ref.at[pl.ds(i * 8, 8)], slot)
+            return carry
+
+        jax.lax.fori_loop(0, 8, step, 0)
+        o_ref[...] = jnp.zeros_like(o_ref)
+        del semaphore
+
+    return body
+
+
+def scoped(x_ref, o_ref):
+    def inner(buffer, semaphore):
+        first_block(x_ref, o_ref, buffer, semaphore)
+
+    pl.run_scoped(inner, pltpu.VMEM((6, 8, 128), jnp.float32), DMA((6,)))
+
+
+def added(x_ref, o_ref, acc_ref):
+    acc_ref[0] += x_ref[...]
+    o_ref[pl.ds(0, 8)] = acc_ref[0]
+
+
+DMA = pltpu.SemaphoreType.DMA
+BLOCK = pltpu.VMEM((8, 128), jnp.float32)
+ROWS = jnp.ones((64, 128))
+
+
+def slots(count):
+    return pltpu.VMEM((count, 8, 128), jnp.float32)
+
+
+def buffered(count):
+    return pl.BlockSpec((8, 128), lambda i: (i, 0), pipeline_mode=pl.Buffered(count))
+
+
+@pytest.mark.parametrize(
+    ("kernel", "count"),
+    [
+        (with_scratch(first_block, slots(4), DMA((4,))), 4),
+        (with_scratch(first_block, slots(2), DMA((2,))), 0),
+        (with_scratch(first_block, slots(17), DMA((17,))), 0),
+        (with_scratch(first_block, slots(5), DMA), 5),
+        (with_scratch(first_block, *[BLOCK] * 4, *[DMA] * 4), 4),
+        (with_scratch(in_turns(3), pltpu.VMEM((24, 128), jnp.float32), DMA), 3),
+        (with_scratch(scoped), 6),
+        (with_scratch(added, slots(8), block=buffered(3)), 3),
+        (with_scratch(added, slots(8), block=buffered(2)), 0),
+    ],
+    ids=[
+        *("semaphores", "two", "many", "slots", "scratch", "remainder", "scoped", "blocks"),
+        "an accumulator",
+    ],
+)
+def test_buffers_in_turns(kernel, count):
+    (call,) = kernel_calls(jax.make_jaxpr(kernel)(ROWS))
+    assert buffers_of(call) == count
+
+
+def test_semaphores_of_devices_are_no_buffers():
+    (call,) = kernel_calls(jax.make_jaxpr(with_scratch(first_block, slots(3), DMA((3,))))(ROWS))
+    assert buffers_of(call) == 3
+    assert buffers_of(call, devices=(4,)) == buffers_of(call, devices=(2, 3)) == 0

@@ -282,6 +282,26 @@ class TestGpu:
 
         assert kinds(self.sums(body, ((16, 128), lambda i: (0, 0))), X) == []
 
+    def test_a_later_program_writes_a_part_of_what_one_reads(self):
+        def body(x_ref, o_ref):
+            block = x_ref[...]
+            o_ref[...] = block[:8] + block[8:]
+
+        def function(params):
+            def function(x):
+                specs = ((16, 128), lambda i: (i, 0)), ((8, 128), lambda i: (i, 0))
+                return call(
+                    body, (4,), specs[:1], specs[1], x.shape,
+                    input_output_aliases={0: 0}, compiler_params=params,
+                )(x)  # fmt: skip
+
+            return function
+
+        (finding,) = [f for f in analyze(function(self.params), X).errors if f.kind == "alias"]
+        assert finding.programs == ((1,), (0,))
+        assert "may run at the same time, writes [8:16, 0:128] there" in finding.message
+        assert ("alias", "x_ref") not in kinds(function(None), X)  # each is fetched before
+
     def test_programs_may_order_themselves_by_atomics(self):
         def body(x_ref, lock_ref, o_ref):
             def taken(_):
