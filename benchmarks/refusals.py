@@ -82,7 +82,7 @@ def from_kernels(platform: str, random_: random.Random) -> Iterator[Program]:
         changed = change(leaves, dict(drawn.tuning), random_)
         if changed is None:
             continue
-        leaves, tuning, words = changed
+        leaves, tuning, text = changed
         if any(np.size(leaf) > MOST for leaf in leaves):
             continue
         call = Call(
@@ -91,7 +91,7 @@ def from_kernels(platform: str, random_: random.Random) -> Iterator[Program]:
             options={**drawn.options, **tuning},
             settings=RunSettings(timeout=30),
         )
-        yield Program(f"{spec.name}: {words}", call)
+        yield Program(f"{spec.name}: {text}", call)
 
 
 _Changed = tuple[list[Any], dict[str, Any], str] | None
@@ -369,11 +369,11 @@ def main() -> None:
     simulator, compiler = select(names, session.families).backends
     for source in (from_operations, from_kernels):
         programs = source(platform, random.Random(settings.seed))
-        found = compare(programs, settings.programs // 2, simulator, compiler)
-        print(f"\n== {source.__name__}, {settings.target}: {found.both} taken by both, ", end="")
-        print(f"{found.neither} refused by both")
-        _print("only the simulator takes", found.only_simulated, examples=settings.examples)
-        _print("only the compiler takes", found.only_compiled, examples=settings.examples)
+        verdicts = compare(programs, settings.programs // 2, simulator, compiler)
+        print(f"\n== {source.__name__}, {settings.target}: {verdicts.both} taken by both, ", end="")
+        print(f"{verdicts.neither} refused by both")
+        _print("only the simulator takes", verdicts.only_simulated, examples=settings.examples)
+        _print("only the compiler takes", verdicts.only_compiled, examples=settings.examples)
         sys.stdout.flush()
 
 
