@@ -103,6 +103,7 @@ class Machine:
       monitored: whether the recording is read for what is out of order.
       drops_indices: whether TMA copies lose the index of an axis of one tile, as on a chip.
       refuses: whether a kernel that JAX or Mosaic refuses is an error: see ``refusals``.
+      named: whether the chip was named, so that kernels that show no platform are for it, too.
       recording: what threads did to shared memory and semaphores.
       timeline: keeps what happened when, or None.
       shared_bytes: gives the bytes of shared memory that a compiler counts for a block of a kernel
@@ -135,6 +136,7 @@ class Machine:
     monitored: bool = True
     drops_indices: bool = True
     refuses: bool = True
+    named: bool = False
     recording: Recording = field(default_factory=Recording)
     timeline: Timeline | None = None
     inspector: StepObserver | None = None

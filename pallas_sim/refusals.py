@@ -48,19 +48,32 @@ def require_lowering(jaxpr: Any, kind: str, line: str = "") -> None:
     Raises:
       SimulationError: the message has the primitive or dtype, and the line.
     """
-    for var in open_jaxpr(jaxpr)[0].invars:
-        if _is_complex(var.aval):
-            _refuse_complex(var.aval, line)
     known = primitives_of_cores(kind)
     for eqn, where in _lowered(jaxpr, line):
-        for var in eqn.outvars:
-            if _is_complex(var.aval):
-                _refuse_complex(var.aval, where)
         name = eqn.primitive.name
         if kind == "tc":
             _require_dtypes(eqn, name, where)
         if name not in known and not _is_of_project(name):
             _refuse_primitive(name, _CORES[kind], "TPU", where)
+
+
+def require_real(jaxpr: Any, line: str = "") -> None:
+    """Reject the body of a kernel for a TPU with complex numbers.
+
+    Args:
+      jaxpr: of the body.
+      line: ``file:line`` of the kernel.
+
+    Raises:
+      SimulationError: the message has dtype and shape, and the line.
+    """
+    for var in open_jaxpr(jaxpr)[0].invars:
+        if _is_complex(var.aval):
+            _refuse_complex(var.aval, line)
+    for eqn, where in _lowered(jaxpr, line):
+        for var in eqn.outvars:
+            if _is_complex(var.aval):
+                _refuse_complex(var.aval, where)
 
 
 def require_mosaic_gpu(jaxpr: Any, params: Any, line: str = "", *, warp: bool = False) -> None:

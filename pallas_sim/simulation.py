@@ -321,7 +321,8 @@ def simulate(
       args: pytrees of arrays; leaves that are no arrays are passed as they are, untraced.
       target: the chip: ``"v4"``, ``"v5e"``, ``"v5p"``, ``"v6e"``, ``"tpu7x"``, ``"a100"``,
         ``"h100"``, ``"h200"`` or ``"b200"``. By default ``"v6e"``, or ``"h100"`` if all kernels
-        that show their platform are for GPUs; with ``jit=False`` always ``"v6e"``.
+        that show their platform are for GPUs; with ``jit=False`` always ``"v6e"``. If a TPU is
+        named, kernels that its compiler refuses for their operations or dtypes are refused here.
       seed: decides everything that hardware may do in any order.
       limits: how many equations may be evaluated, and how much memory used.
       machine: where it runs, in place of a new one of that target, seed, limits, arithmetic and
@@ -349,6 +350,7 @@ def simulate(
       Exception: what the function itself raises while it is traced.
     """
     call = _Call.of(fn, args, options)
+    named = bool(target)
     target = target if machine is None else machine.target
     if not target:
         target = call.trace_for_default() if jit else DEFAULT_TARGETS["tpu"]
@@ -364,6 +366,7 @@ def simulate(
             limits=limits,
             arithmetic=arithmetic,
             read_fences=read_fences,
+            named=named,
         )
     accumulations(machine.target, machine.arithmetic)  # which rejects what is not known
     with _looked_at(machine, trace, watch, stop_at):

@@ -41,7 +41,7 @@ from pallas_sim.machine import GridPosition, Machine, Thread
 from pallas_sim.memory import AllocationKey, KeyArray, Ref, is_key_dtype
 from pallas_sim.pallas_calls import PreparedKernel, capacity_findings, kernel_of, scratch_findings
 from pallas_sim.pipeline import execute
-from pallas_sim.refusals import require_lowering
+from pallas_sim.refusals import require_lowering, require_real
 from pallas_sim.registry import Equation, Evaluate, rule
 
 
@@ -65,9 +65,12 @@ def _pallas_call(eqn: Equation) -> Evaluate:
         _require_platform(thread, written_for, "TPUs" if on_gpu else "Triton")
         run_grid = execute
         if machine.refuses and not on_gpu and machine.target not in lowered:
-            kind = getattr(kernel.facts.params, "kernel_type", None)
-            require_lowering(eqn.params["jaxpr"], getattr(kind, "value", "tc"), kernel.line)
-            lowered.add(machine.target)
+            require_real(eqn.params["jaxpr"], kernel.line)
+            # A portable kernel may be for a GPU only, unless a TPU was named.
+            if machine.named or written_for == "TPUs":
+                kind = getattr(kernel.facts.params, "kernel_type", None)
+                require_lowering(eqn.params["jaxpr"], getattr(kind, "value", "tc"), kernel.line)
+                lowered.add(machine.target)
         if on_gpu:
             from pallas_sim.gpu.portable_grids import execute as run_grid
             from pallas_sim.gpu.triton import require_lowering as require_triton
@@ -205,6 +208,7 @@ def _mpmd_map(eqn: Equation) -> Evaluate:
     @functools.cache
     def require() -> None:
         for mesh, jaxpr in zip(meshes, jaxprs, strict=True):
+            require_real(jaxpr, eqn.line)
             require_lowering(jaxpr, mesh.kind, eqn.line)
 
     @functools.cache

@@ -342,6 +342,7 @@ def _machine(
         shared_bytes=_counter(backend, call),
         # A mistake that was put in shall fail by what it does.
         refuses=call.settings.rewriting is None,
+        named=backend.target is not None,
     )
     accumulations(machine.target, machine.arithmetic)  # which rejects what is not known
     if call.probe == "outputs":

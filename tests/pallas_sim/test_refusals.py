@@ -40,7 +40,7 @@ def kernel(compute: Any) -> Any:
 )
 def test_an_operation_without_a_lowering(compute: Any, name: str) -> None:
     with pytest.raises(SimulationError, match=name) as refused:
-        simulate(kernel(compute), X)
+        simulate(kernel(compute), X, target="v6e")
     assert "test_refusals.py" in str(refused.value)
 
 
@@ -53,7 +53,7 @@ def test_the_line_of_the_kernel_that_calls_a_function_of_jax() -> None:
         o_ref[...] = jnp.cumsum(x_ref[...], axis=1)
 
     with pytest.raises(SimulationError) as refused:
-        simulate(lambda x: pl.pallas_call(body, out_shape=x)(x), X)
+        simulate(lambda x: pl.pallas_call(body, out_shape=x)(x), X, target="v6e")
     assert refused.value.line.endswith(f":{body.__code__.co_firstlineno + 2}")
 
 
@@ -67,7 +67,17 @@ def test_the_line_of_the_kernel_that_calls_a_function_of_jax() -> None:
     ids=["for another platform", "not taken", "all lowered"],
 )
 def test_what_is_lowered(compute: Any) -> None:
-    assert not simulate(kernel(compute), X).findings
+    assert not simulate(kernel(compute), X, target="v6e").findings
+
+
+def test_a_portable_kernel_may_be_for_a_gpu_unless_a_tpu_is_named() -> None:
+    def body(x_ref: Any, o_ref: Any, *_: Any) -> None:
+        o_ref[...] = jnp.cumsum(x_ref[...], axis=0)
+
+    assert not simulate(lambda x: pl.pallas_call(body, out_shape=x)(x), X).findings
+    scratch = [pltpu.VMEM((8, 128), jnp.float32)]  # which only a TPU has
+    with pytest.raises(SimulationError, match="does not lower cumsum"):
+        simulate(lambda x: pl.pallas_call(body, out_shape=x, scratch_shapes=scratch)(x), X)
 
 
 @pytest.mark.parametrize("space", [pl.ANY, pltpu.VMEM])
@@ -130,7 +140,7 @@ def test_dtypes_that_no_tensor_core_computes_with(dtype: str, compute: Any, mess
         o_ref[...] = compute(x_ref[...])
 
     with pytest.raises(SimulationError, match=message):
-        simulate(lambda x: pl.pallas_call(body, out_shape=out)(x), x)
+        simulate(lambda x: pl.pallas_call(body, out_shape=out)(x), x, target="v6e")
 
 
 @pytest.mark.parametrize(
@@ -153,7 +163,7 @@ def test_dtypes_that_a_tensor_core_computes_with(dtype: str, compute: Any) -> No
     def body(x_ref: Any, o_ref: Any) -> None:
         o_ref[...] = compute(x_ref[...])
 
-    found = simulate(lambda x: pl.pallas_call(body, out_shape=out)(x), x)
+    found = simulate(lambda x: pl.pallas_call(body, out_shape=out)(x), x, target="v6e")
     np.testing.assert_array_equal(found.values, compute(jnp.asarray(x)))
 
 

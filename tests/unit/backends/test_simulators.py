@@ -617,9 +617,10 @@ def test_a_mutant_that_no_compiler_takes_fails_by_its_answer():
         return pl.pallas_call(body, out_shape=jax.ShapeDtypeStruct(x.shape, x.dtype))(x)
 
     x = np.ones((128, 128), jnp.bfloat16)
-    error = backend().run(Call(function=product, args=(x,))).error
+    chip = backend("tpu-sim:v6e")
+    error = chip.run(Call(function=product, args=(x,))).error
     assert "a product with sums of bfloat16" in str(error)
     settings = RunSettings(rewriting=lambda jaxpr: jaxpr)
-    outcome = backend().run(Call(function=product, args=(x,), settings=settings))
+    outcome = chip.run(Call(function=product, args=(x,), settings=settings))
     assert outcome.error is None
     assert (outcome.values == 128).all()
