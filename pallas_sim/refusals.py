@@ -165,10 +165,15 @@ def _require_dtypes(eqn: Any, name: str, line: str) -> None:
         )
     if name == "slice" and any(stride != 1 for stride in eqn.params["strides"] or ()):
         _refuse("a slice of a value with a stride: load it so, with pl.ds(..., stride=...)", line)
-    if name in ("squeeze", "reshape") and out.shape == () != values[0].shape and dtype in _UNEVEN:
+    if name in ("squeeze", "reshape") and dtype in _UNEVEN and _is_element(eqn):
         _refuse(f"an element of {dtype} as a scalar: convert to 32 bits before", line)
     if name == "scan" and _has_rows(eqn):
         _refuse("a scan over the rows of arrays: loop over indices, and load the rows", line)
+
+
+def _is_element(eqn: Any) -> bool:
+    """Return whether an equation makes a scalar of an array of one element."""
+    return eqn.outvars[0].aval.shape == () != eqn.invars[0].aval.shape
 
 
 def _has_rows(eqn: Any) -> bool:

@@ -162,6 +162,7 @@ def test_memory_that_a_kernel_allocates() -> None:
         ref[...] = x_ref[...]
         o_ref[0] = before
         o_ref[1] = ref[...]
+        jax.ref.free_ref(ref)
 
     x = np.array([1, 2, 3], np.float32)
     call = pl.pallas_call(kernel, out_shape=jax.ShapeDtypeStruct((2, 3), jnp.float32))
