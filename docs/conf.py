@@ -73,6 +73,7 @@ _INNER = (
     "checks.check.Run",
     "checks.context.ComparedOutputs",
     "checks.context.ComparisonPeer",
+    "checks.context.OtherMeshes",
     "checks.context.Related",
     "compile.costs.RecordedCosts",
     "decoding.Accepts",

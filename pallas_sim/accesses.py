@@ -57,6 +57,9 @@ def record_access(
         line = "the end of the kernel"
     if thread.access_monitor is not None and not frees:
         thread.access_monitor.note(thread, region, name, line, writes=writes, adds=adds)
+    timeline = thread.machine.timeline
+    if timeline is not None and not frees:
+        timeline.touch(thread.owner, thread.program, line, writes=writes)
     thread.recording.events.append(
         Touched(
             thread.number,
@@ -182,10 +185,15 @@ def move_block(ref: Ref, array: str, move: Literal["fetch", "write back"]) -> No
 
 
 def report_windows(thread: Thread, refs: Iterable[Ref]) -> None:
-    """Report stores to the windows of inputs of ``emit_pipeline``, at the end of their scope."""
+    """Report stores to the windows of inputs of ``emit_pipeline``, at the end of their scope.
+
+    JAX's pipelines for GPUs fetch the block of each step anew, also where it is the one before.
+    """
     for ref in refs:
-        if ref.blocks is not None and not ref.blocks.written_back and ref.blocks.store is not None:
-            thread.machine.report(ref.blocks.store)
+        blocks = ref.blocks
+        if blocks is None or blocks.written_back or blocks.store is None:
+            continue
+        thread.machine.report(replace(blocks.store, dropped=thread.is_warpgroup))
 
 
 # Memory and semaphores of a scope, or of a kernel's scratch operands.

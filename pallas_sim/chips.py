@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from types import MappingProxyType
 from typing import Any
@@ -300,23 +300,26 @@ def attributes(target: str, cores: int | None = None) -> dict[str, Any]:
             "core_count": gpu.cores,
             "num_cores": gpu.cores,  # of ``jax.sharding.AbstractDevice``
             "compute_capability": f"{gpu.capability}.0",
-            "memory_stats": _memory_stats(int(gpu.memory_bytes * _TAKEN)),
         }
-    tpu = TPUS[target]
-    cores = cores or tpu.device_cores
-    return {
-        "num_cores": cores,
-        "core_on_chip": 0,
-        "memory_stats": _memory_stats(tpu.device_bytes * cores // tpu.device_cores),
-    }
+    return {"num_cores": cores or TPUS[target].device_cores, "core_on_chip": 0}
 
 
-def _memory_stats(limit: int) -> Callable[[], dict[str, int] | None]:
-    """Return the ``memory_stats`` of a device with so many bytes, all of them free."""
+def memory_stats(target: str, cores: int | None = None) -> dict[str, int] | None:
+    """Return the ``memory_stats()`` of a device whose memory is free; None if it is not known.
+
+    Args:
+      target: name of the chip.
+      cores: as for ``attributes``.
+    """
+    if target in GPUS:
+        limit = int(GPUS[target].memory_bytes * _TAKEN)
+    else:
+        tpu = TPUS[target]
+        limit = tpu.device_bytes * (cores or tpu.device_cores) // tpu.device_cores
     used = ("num_allocs", "bytes_in_use", "peak_bytes_in_use", "largest_alloc_size")
     reserved = ("bytes_reserved", "peak_bytes_reserved")
-    stats = {**dict.fromkeys((*used, *reserved), 0), "largest_free_block_bytes": limit}
-    return lambda: {**stats, "bytes_limit": limit} if limit else None
+    stats = dict.fromkeys((*used, *reserved), 0)
+    return {**stats, "largest_free_block_bytes": limit, "bytes_limit": limit} if limit else None
 
 
 def is_known(target: str) -> bool:

@@ -175,12 +175,12 @@ def _report_leftover(thread: Thread, semaphore: Semaphore, line: str) -> None:
     if semaphore.count < 0:
         message = f"{semaphore.name} ends at {amount}: signals took more than was given"
     signals = tuple(
-        Signal(owner=owner, amount=value, line=place, copy=copy)
-        for (owner, place, copy), value in semaphore.given.items()
+        Signal(owner=owner, amount=value, line=at, copy=copy)
+        for (owner, at, copy), value in semaphore.given.items()
     )
     waits = tuple(
-        Wait(owner=owner, on=semaphore.name, needed=value, had=value, unit=unit, line=place)
-        for (owner, place), value in semaphore.took.items()
+        Wait(owner=owner, on=semaphore.name, needed=value, had=value, unit=unit, line=at)
+        for (owner, at), value in semaphore.took.items()
     )
     facts: dict[str, Any] = {"ref": semaphore.name, "signals": signals, "waits": waits}
     thread.report("leftover", message, line, seed=thread.machine.seed, **facts)

@@ -372,16 +372,21 @@ def size_of(aval: Any) -> int:
 # The evaluator: walks a prepared program, one equation after the other.
 
 
-def run(program: Program, thread: Thread, args: Sequence[Any]) -> list[Any]:
+def run(
+    program: Program, thread: Thread, args: Sequence[Any], *, passes_on: bool = False
+) -> list[Any]:
     """Return the results of a program.
 
     Args:
       program: what to evaluate.
       thread: who evaluates it.
       args: arrays and references, as many as the program has inputs.
+      passes_on: whether its results are those of the equation that is evaluated, so that the
+        caller follows a load beyond an edge whose value is among them.
 
     Raises:
       SimulationError: an equation cannot be evaluated; the message names its line.
+      UndefinedLoadError: with ``passes_on``: the results, and what else they may be.
     """
     machine = thread.machine
     steps = program.steps
@@ -400,6 +405,7 @@ def run(program: Program, thread: Thread, args: Sequence[Any]) -> list[Any]:
         walk = machine.inspector.steps(steps, thread, env)
     step: Any = None  # the ``Step`` that is evaluated
     followed: list[Generator[Step]] = []
+    loads: list[UndefinedLoadError] | None = [] if passes_on else None
     try:
         while True:
             try:
@@ -418,8 +424,10 @@ def run(program: Program, thread: Thread, args: Sequence[Any]) -> list[Any]:
                             env[slot] = None
                 break
             except UndefinedLoadError as load:
-                env[step.outs[0]] = load.values
-                walk = _following(load, step, walk, thread, env, program.outputs)
+                values = load.values if step.several else [load.values]
+                for slot, value in zip(step.outs, values, strict=True):
+                    env[slot] = value
+                walk = _following(load, step, walk, thread, env, program.outputs, loads)
                 followed.append(walk)
     except SimulationError as error:
         if not error.line and step is not None:
@@ -439,6 +447,10 @@ def run(program: Program, thread: Thread, args: Sequence[Any]) -> list[Any]:
     finally:
         for generator in reversed(followed):
             generator.close()
+    if loads:
+        for load in loads[1:]:  # one is followed, and the others are taken to reach something
+            report(thread, load.finding)
+        raise loads[0]
     return [env[slot] for slot in program.outputs]
 
 
@@ -449,6 +461,7 @@ def _following(
     thread: Thread,
     env: Sequence[Any],
     outputs: Sequence[int],
+    loads: list[UndefinedLoadError] | None,
 ) -> Generator[Step]:
     """Yield the steps after a load beyond an edge, and report the load and what becomes of it.
 
@@ -462,15 +475,19 @@ def _following(
       thread: who evaluates them.
       env: the values of the slots.
       outputs: slots of the results of the program.
+      loads: takes the results instead of a report, if the value is among them; or None.
     """
     finding = replace(load.finding, line=load.finding.line or loading.line)
-    others: dict[int, Sequence[Any]] = {loading.outs[0]: load.others}
-    dropped = False
+    columns = load.others if loading.several else [[value] for value in load.others]
+    others: dict[int, Sequence[Any]] = dict(
+        zip(loading.outs, zip(*columns, strict=True), strict=True)
+    )
+    dropped, passed = False, False
     try:
         for step in walk:
             operands = [env[slot] for slot in step.ins]
             yield step
-            if others.keys().isdisjoint(step.ins):
+            if others.keys().isdisjoint(step.ins) or _ignores(step, operands, others):
                 continue
             if not _computes(step.equation.origin):
                 break
@@ -480,9 +497,31 @@ def _following(
                     others[slot] = values
         else:
             dropped = others.keys().isdisjoint(outputs)
+            passed = not dropped and loads is not None
     finally:
-        report(thread, replace(finding, dropped=dropped))
+        if not passed:
+            report(thread, replace(finding, dropped=dropped))
+    if passed and loads is not None:
+        values = [env[slot] for slot in outputs]
+        columns = [
+            [others[slot][number] if slot in others else env[slot] for slot in outputs]
+            for number in range(len(load.others))
+        ]
+        loads.append(UndefinedLoadError(values, columns, finding))
     yield from walk
+
+
+def _ignores(step: Step, operands: Sequence[Any], others: Mapping[int, Sequence[Any]]) -> bool:
+    """Return whether a step runs a branch that uses none of the values that may be others."""
+    index, *slots = step.ins
+    if step.equation.name != "cond" or index in others:
+        return False
+    branches = step.equation.params["branches"]
+    branch = open_jaxpr(branches[max(0, min(int(operands[0]), len(branches) - 1))])[0]
+    used = {atom for eqn in branch.eqns for atom in eqn.invars if not is_literal(atom)}
+    used.update(atom for atom in branch.outvars if not is_literal(atom))
+    pairs = zip(slots, branch.invars, strict=True)
+    return not any(slot in others and var in used for slot, var in pairs)
 
 
 def _changed(

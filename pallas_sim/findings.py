@@ -260,7 +260,8 @@ class Finding:
       signals: of what a semaphore has at its end, all that was given.
       seed: of the schedule in which it was seen.
       owners: on which cores it is so, where the message says nothing of them.
-      dropped: of a load beyond an edge: whether the value is shown to reach nothing.
+      dropped: of a load beyond an edge: whether the value is shown to reach nothing; of a store
+        to the window of an input: whether the window is fetched anew before it is read again.
     """
 
     kind: Kind
@@ -294,7 +295,7 @@ class Finding:
             program = f"program ({', '.join(map(str, self.program))})"
             where = f"{program} of {where}" if where else program
         who = f"{_some(self.owners)}: " if self.owners else ""
-        drop = " (read and dropped: no result depends on the value)" if self.dropped else ""
+        drop = _DROPPED.get(self.kind, "") if self.dropped else ""
         parts = [
             who + self.message + drop,
             where and f"in {where}",
@@ -303,6 +304,12 @@ class Finding:
         first = " ".join(word for word in parts if word)
         return "\n  ".join([first, *_lines(self)])
 
+
+#: What is said of what reaches nothing, by kind.
+_DROPPED: dict[Kind, str] = {
+    "bounds": " (read and dropped: no result depends on the value)",
+    "input-write": " (here each step fetches its block anew)",
+}
 
 #: How many accesses, waits and signals of a finding are written one by one.
 _SHOWN = 4

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import weakref
 from collections import Counter
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -100,6 +100,7 @@ class Machine:
       shared: arrays that copies in flight access after their kernel, by identity.
       meetings: where threads wait for each other; see ``cores.meet``.
       beyond: whether an access was beyond an edge; see ``edges``.
+      uses: what the program uses of the outputs of its kernels; see ``liveness``.
       monitored: whether the recording is read for what is out of order.
       drops_indices: whether TMA copies lose the index of an axis of one tile, as on a chip.
       refuses: whether a kernel that JAX or Mosaic refuses is an error: see ``refusals``.
@@ -133,6 +134,7 @@ class Machine:
     shared: dict[int, np.ndarray[Any, Any]] = field(default_factory=dict)
     meetings: dict[Any, Any] = field(default_factory=dict)
     beyond: bool = False
+    uses: Mapping[int, Sequence[Any]] = field(default_factory=dict)
     monitored: bool = True
     drops_indices: bool = True
     refuses: bool = True
@@ -141,6 +143,7 @@ class Machine:
     timeline: Timeline | None = None
     inspector: StepObserver | None = None
     shared_bytes: Callable[[Any], int | None] | None = None
+    _kept: dict[int, tuple[weakref.ref[Any], Any]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Count equation by equation where there is a timeline.
@@ -241,8 +244,23 @@ class Machine:
         known = next((known for known in self.findings if known.key == finding.key), None)
         if known is None:
             self.findings.append(finding)
+            if self.timeline is not None:
+                self.timeline.mark(finding)
         elif known.dropped and not finding.dropped:
             self.findings[self.findings.index(known)] = finding
+
+    def drop(self, output: np.ndarray[Any, Any], kept: np.ndarray[Any, Any]) -> None:
+        """Note that only ``kept`` elements reach something, of an output that is only written."""
+        self._kept[id(output)] = (weakref.ref(output), kept)
+
+    def dropped(self) -> Iterator[tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]]:
+        """Yield the outputs that are not kept as a whole, and which elements are."""
+        for key, (output, kept) in list(self._kept.items()):
+            array = output()
+            if array is None:
+                del self._kept[key]
+            else:
+                yield array, kept
 
     def note(self, text: str) -> None:
         """Keep a note, once."""

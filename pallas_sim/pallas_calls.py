@@ -19,6 +19,7 @@ from pallas_sim.compat.jaxprs import (
     kernel_name,
     key_shape,
     open_jaxpr,
+    read_inputs,
     semaphore_kind,
     space_of,
     written_inputs,
@@ -131,6 +132,7 @@ class PreparedKernel:
       names: of the body's parameters.
       windows: of the inputs, then of the outputs.
       written: positions of the body's parameters that it writes.
+      only_written: for each output, whether the body never reads it, and no input is its memory.
       parallel: the grid dimensions whose programs may run in any order.
       core_parallel: those of them that name as many cores as they have programs.
       traffic: what it does beside loads and stores.
@@ -145,6 +147,7 @@ class PreparedKernel:
     names: tuple[str, ...]
     windows: tuple[BlockWindow, ...]
     written: frozenset[int]
+    only_written: tuple[bool, ...]
     parallel: tuple[int, ...]
     core_parallel: tuple[int, ...]
     traffic: Traffic
@@ -181,6 +184,7 @@ def kernel_of(eqn: Equation) -> PreparedKernel:
             for number, block in enumerate((*facts.inputs, *facts.outputs))
         ),
         written=written_inputs(body),
+        only_written=_only_written(body, facts, len(inner.constvars)),
         parallel=_parallel(facts),
         core_parallel=_parallel(facts, "core_parallel"),
         traffic=traffic_of(
@@ -190,6 +194,16 @@ def kernel_of(eqn: Equation) -> PreparedKernel:
         ),
         equation=origin,
         line=source_line(origin) or "",
+    )
+
+
+def _only_written(body: Any, facts: GridFacts, captured: int) -> tuple[bool, ...]:
+    """Return for each output whether only the body's stores and copies to it access it."""
+    first = len(facts.scalars) + len(facts.inputs)
+    read, aliased = read_inputs(body), {output for _, output in facts.aliases}
+    return tuple(
+        not captured and first + number not in read and number not in aliased
+        for number in range(len(facts.outputs))
     )
 
 

@@ -24,6 +24,7 @@ from pallas_sim.edges import report
 from pallas_sim.errors import SimulationError
 from pallas_sim.evaluation import run
 from pallas_sim.findings import Access, Finding
+from pallas_sim.liveness import note_unused
 from pallas_sim.machine import GridPosition, Machine, Thread
 from pallas_sim.memory import Ref
 from pallas_sim.order.accesses import root
@@ -55,6 +56,7 @@ def execute(kernel: PreparedKernel, thread: Thread, operands: Sequence[Any]) -> 
     arguments = arguments_of(kernel, operands)
     inputs = _inputs(kernel, thread, arguments.inputs)
     outputs = _outputs(kernel, machine, inputs)
+    note_unused(machine, kernel.equation, outputs, kernel.only_written)
     body_sizes = tuple(
         size for axis, size in enumerate(arguments.grid) if axis not in facts.vmapped
     )

@@ -62,7 +62,7 @@ class RecordedLoad:
     offset: int | None = None
     strides: tuple[int, ...] = ()
 
-    def place(self, index: tuple[int, ...]) -> tuple[int, ...]:
+    def position(self, index: tuple[int, ...]) -> tuple[int, ...]:
         """Return the index in the memory of an element that was read; () if it is not known."""
         if self.offset is None:
             return ()
@@ -129,10 +129,10 @@ class LoadRecorder(StepObserver):
         read = np.array(values)
         if self._bytes + read.nbytes <= _KEPT_BYTES:
             self._bytes += read.nbytes
-            place = _place(part, whole, read)
+            layout = _layout_in(part, whole, read)
             self.loads.append(
                 RecordedLoad(
-                    ref, copied, owner, line, program, kernel, whole.shape, left, read, *place
+                    ref, copied, owner, line, program, kernel, whole.shape, left, read, *layout
                 )
             )
         else:
@@ -164,7 +164,9 @@ def _part(step: Step, env: Sequence[Any]) -> Array | None:
         return None
 
 
-def _place(part: Array | None, whole: Array, values: Array) -> tuple[int | None, tuple[int, ...]]:
+def _layout_in(
+    part: Array | None, whole: Array, values: Array
+) -> tuple[int | None, tuple[int, ...]]:
     """Return offset and strides of what was read in the memory; see ``RecordedLoad``."""
     if part is None or part.shape != values.shape or not whole.flags.c_contiguous:
         return None, ()
@@ -213,7 +215,7 @@ def _finding(old: RecordedLoad, new: RecordedLoad, index: tuple[int, ...]) -> Fi
         program=new.program,
         line=new.line,
         ref=new.ref,
-        index=new.place(index),
+        index=new.position(index),
         shape=new.shape,
         owners=(new.owner,) if new.owner != Owner() else (),
     )

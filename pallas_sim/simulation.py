@@ -38,6 +38,7 @@ from pallas_sim.evaluation import (
 )
 from pallas_sim.findings import Finding, text_of
 from pallas_sim.inspector import Inspector, RefChange
+from pallas_sim.liveness import uses_of_kernels
 from pallas_sim.machine import Limits, Machine, Thread
 from pallas_sim.memory import Ref, from_jax, to_output
 from pallas_sim.order.disorder import report_disorder
@@ -84,6 +85,7 @@ def evaluate(jaxpr: Any, machine: Machine, args: Sequence[Any]) -> list[Any]:
     if machine.inspector is not None:
         machine.inspector.learn(jaxpr)
         machine.inspector.require()
+    machine.uses = uses_of_kernels(jaxpr)
     thread = Thread(machine)
     with np.errstate(all="ignore"), one_thread(), _monitored(thread):
         outputs = [to_output(value) for value in run(prepare(jaxpr), thread, inputs)]

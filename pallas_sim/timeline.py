@@ -8,18 +8,19 @@ copies and semaphores. ``timeline_text`` writes one in the Chrome trace event fo
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import re
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 from weakref import WeakKeyDictionary
 
 from pallas_sim.errors import OptionError
-from pallas_sim.findings import Owner
+from pallas_sim.findings import Access, Finding, Owner
 from pallas_sim.recording import Copy, Semaphore
 
 #: What a core does for some time. ``"start"`` and ``"signal"`` take one equation, which starts a
@@ -110,6 +111,8 @@ class Timeline:
       spans: of cores, in the order in which they began. Those of one core are nested.
       copies: in the order in which they were started.
       arrows: between them. A wait takes what its semaphore got first.
+      accesses: when a core read or wrote memory: by owner, grid point, line and kind.
+      races: findings with two accesses.
       time: of the last thing that happened.
       steps: gives how many equations the machine has evaluated; the machine sets it.
     """
@@ -117,6 +120,8 @@ class Timeline:
     spans: list[TimelineSpan] = field(default_factory=list)
     copies: list[CopySpan] = field(default_factory=list)
     arrows: list[Arrow] = field(default_factory=list)
+    accesses: dict[Any, list[int]] = field(default_factory=dict)
+    races: list[Finding] = field(default_factory=list)
     time: int = 0
     steps: Callable[[], int] = lambda: 0
     _open: dict[Owner, list[TimelineSpan]] = field(default_factory=dict)
@@ -217,6 +222,16 @@ class Timeline:
                 if not gift.amount:
                     available.popleft()
 
+    def touch(self, owner: Owner, program: tuple[int, ...], line: str, *, writes: bool) -> None:
+        """Note that a core reads or writes memory."""
+        key = owner, program, line, "write" if writes else "read"
+        self.accesses.setdefault(key, []).append(self._now())
+
+    def mark(self, finding: Finding) -> None:
+        """Note a finding, of which a race has two accesses to mark."""
+        if finding.kind == "race" and len(finding.accesses) == 2:
+            self.races.append(finding)
+
     def close(self) -> None:
         """End what is still going on: the run was ended by an error."""
         for spans in self._open.values():
@@ -269,6 +284,8 @@ def events_of(timeline: Timeline) -> list[_Event]:
         events += _copy(copy, lane)
     tracks = {**{span: threads[span.owner] for span in timeline.spans}, **lanes}
     events += _arrows(timeline, tracks)
+    for number, race in enumerate(timeline.races, len(timeline.arrows)):
+        events += _race(race, number, [_moments(timeline, tracks, a) for a in race.accesses])
     events.sort(key=lambda event: event["ts"])
     return [*_names(threads, lanes), *events]
 
@@ -381,3 +398,48 @@ def _within(span: TimelineSpan | CopySpan, time: int) -> float:
     """Return a time inside of a span, just before ``time``: viewers look there for the span."""
     assert span.end is not None
     return min(max(time - _BEFORE, span.begin), span.end)
+
+
+def _moments(
+    timeline: Timeline, tracks: Mapping[TimelineSpan | CopySpan, int], access: Access
+) -> list[tuple[float, int]]:
+    """Return when an access was made, and on which thread of its device, as often as it was."""
+    if access.copy:
+        happened = "written" if access.kind == "write" else "read"
+        copies = [
+            copy
+            for copy in timeline.copies
+            if copy.owner == access.owner and copy.facts["line"] == access.line
+        ]
+        if 0 < access.step <= len(copies):
+            copies = [copies[access.step - 1]]
+        return [
+            (_within(copy, time), tracks[copy])
+            for copy in copies
+            for time, moment, _ in copy.moments
+            if moment == happened
+        ]
+    times = timeline.accesses.get((access.owner, access.program, access.line, access.kind), [])
+    threads = (tracks[span] for span in timeline.spans if span.owner == access.owner)
+    thread = next(threads, None)
+    return [] if thread is None else [(time - _BEFORE, thread) for time in times]
+
+
+def _race(
+    race: Finding, number: int, sides: Sequence[Sequence[tuple[float, int]]]
+) -> Iterator[_Event]:
+    """Mark the two accesses of a race where they are nearest, and an arrow between them."""
+    pairs = list(itertools.product(*sides))
+    if not pairs:
+        return
+    nearest = min(pairs, key=lambda pair: abs(pair[0][0] - pair[1][0]))
+    marks = sorted(
+        zip(nearest, race.accesses, race.accesses[::-1], strict=True), key=lambda m: m[0]
+    )
+    for phase, ((time, thread), access, other) in zip("sf", marks, strict=True):
+        device = access.owner.device
+        facts = {"message": race.message, "access": str(access), "not ordered with": str(other)}
+        name = f"race: {access.kind} of {access.ref or 'memory'}"
+        yield _event("i", name, device, thread, time, s="t", cat="race", args=facts)
+        bound = {"bp": "e"} if phase == "f" else {}
+        yield _event(phase, "race", device, thread, time, cat="race", id=number, **bound)

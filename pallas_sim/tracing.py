@@ -14,7 +14,7 @@ from unittest.mock import patch
 import jax
 from jax.sharding import AbstractDevice, AbstractMesh
 
-from pallas_sim.chips import Target, attributes
+from pallas_sim.chips import Target, attributes, memory_stats
 from pallas_sim.compat.compilers import asks_for_the_chip, meshes_of
 
 
@@ -88,7 +88,15 @@ class AbsentChip(AbstractDevice):
 
 def absent_chip(target: Target) -> AbsentChip:
     """Make a stand-in for a chip, with devices as the compilers have them."""
-    return AbsentChip(target.device_kind, target.platform, attributes(target.name))
+    return AbsentChip(target.device_kind, target.platform, _facts(target.name))
+
+
+def _facts(name: str, cores: int | None = None) -> dict[str, Any]:
+    """Return the attributes of the devices of a chip, methods too."""
+    return {
+        **attributes(name, cores),
+        "memory_stats": functools.partial(memory_stats, name, cores),
+    }
 
 
 @contextmanager
@@ -105,7 +113,7 @@ def tracing_for(target: Target) -> Generator[None]:
     What is traced for a target is traced once: JAX has the stand-in in the keys of its caches, and
     it is equal to another one of the same target. See ``_posing`` for what functions can ask.
     """
-    known = attributes(target.name, target.cores if target.platform == "tpu" else None)
+    known = _facts(target.name, target.cores if target.platform == "tpu" else None)
     device = AbstractDevice(
         device_kind=target.device_kind, num_cores=known["num_cores"], platform=target.platform
     )

@@ -135,7 +135,7 @@ class KernelTests:
           OptionError: a file is damaged or missing, or cannot be written.
         """
         session = self.session
-        if session.options.results is not None or session.options.html is not None:
+        if session.options.writes:
             from pytest_pallas.report.files import check_output_files
 
             check_output_files(session)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import linecache
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +22,8 @@ class ErrorFacts:
       kernel_error: the underlying error of the kernel or of what it is compared with.
       failure: the check and the call that failed, or None.
       context: the context of the call that failed, where it is another one than the check's.
-      others: failures of the same check with other causes.
+      others: failures of the same check that look different.
+      distinct: of one of these others, whether its cause is certainly another one.
       schedule: that of the failing run, unless the default.
       analysis: of the kernel's grids, for wrong grids.
       script: the script that reproduces it, once it is written.
@@ -33,6 +35,7 @@ class ErrorFacts:
     failure: Any = None
     context: Any = None
     others: tuple[PallasError, ...] = ()
+    distinct: bool = False
     schedule: Any = None
     analysis: Any = None
     script: Any = None
@@ -191,7 +194,7 @@ KERNEL_RUNS = (GridError, LeakError)
 DIED = (HangError, CrashError, OutOfMemoryError)
 
 
-# Which code is this project's own: that of the plugin and that of the simulator.
+# Which code is no kernel's: that of the plugin and of the simulator, and that of libraries.
 
 
 #: The folders of both packages.
@@ -201,3 +204,23 @@ FOLDERS = (str(Path(__file__).parent), str(Path(pallas_sim.__file__).parent))
 def is_own(file: str) -> bool:
     """Return whether a file of source code is in one of the two packages."""
     return file.startswith(tuple(f"{folder}/" for folder in FOLDERS))
+
+
+#: The standard library.
+_STANDARD = Path(linecache.__file__).parent
+
+#: Parts of the paths of other libraries, which have no kernels.
+_LIBRARIES = ("/jax/_src/", "/jax/experimental/mosaic/", "-packages/jaxlib/", "-packages/numpy/")
+
+
+def is_library(file: str) -> bool:
+    """Return whether a file has library code, or code that was generated and cannot be read.
+
+    The constructor of a dataclass is such code, in ``<string>``.
+    """
+    path = Path(file)
+    return (
+        path.parent == _STANDARD
+        or any(part in path.as_posix() for part in _LIBRARIES)
+        or (file.startswith("<") and not linecache.getlines(file))
+    )

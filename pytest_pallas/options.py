@@ -386,6 +386,8 @@ class Options:
     resume: Path | None = _option(None, path, "FILE.json",
         "take up the run that wrote these results (--pallas-results), or that was cut off: tests "
         "that are done are not run again, and the results have all")
+    failures: Path | None = _option(None, path, "FILE.json",
+        "write only the failures to this file, without pictures and empty fields")
     html: Path | None = _option(None, path, "FILE.html",
         "write a self-contained HTML report (pip install 'pytest-pallas[report]')")
     trace: Path | None = _option(None, path, "FILE.json",
@@ -453,6 +455,11 @@ class Options:
     # fmt: on
     simulated_examples: int = 0
     explicit: frozenset[str] = frozenset()
+
+    @property
+    def writes(self) -> Sequence[str]:
+        """The options that name a file which is written at the end of the session."""
+        return [name for name in ("results", "failures", "html") if getattr(self, name)]
 
     def examples_on(self, kind: str, devices: int = 1) -> int:
         """Return the number of examples for each check on a kind of backend.

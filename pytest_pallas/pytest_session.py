@@ -225,6 +225,9 @@ PART_OUTCOME = pytest.StashKey[dict[str, Any]]()
 #: The attribute of a report with the records of its test as plain JSON values.
 RECORDS = "pallas_records"
 
+#: The title of the plugin's section on the report of a failed test.
+SECTION = "pallas"
+
 #: The attribute of a report with the value of ``PART_OUTCOME``.
 PART_RESULT = "pallas_part"
 

@@ -159,9 +159,10 @@ class _Empty(TypedDict):
 
 
 class _Other(TypedDict):
-    """Another failure of the same check."""
+    """Another failure of the same check; ``distinct``: certainly of another cause."""
 
     message: Text
+    distinct: NotRequired[bool]
     explanation: NotRequired[_PlainExplanation]
     findings: NotRequired[tuple[_PlainFinding, ...]]
 
@@ -232,6 +233,13 @@ class _Grid(TypedDict):
     shown: list[list[int]]
 
 
+class _Source(TypedDict):
+    file: str
+    first: Count
+    lines: list[str]
+    marked: list[Count]
+
+
 class _Pictures(TypedDict, total=False):
     """The pictures of a failure, as ``report.pictures`` makes them."""
 
@@ -241,6 +249,7 @@ class _Pictures(TypedDict, total=False):
     examples: list[_Example]
     arguments: list[_Argument]
     grids: list[_Grid]
+    sources: list[_Source]
     unavailable: Text
 
 
@@ -304,11 +313,12 @@ class Record:
       reason: why it was skipped or is expected to fail.
       requirement: the reason why the check applies to no example; empty if it applies.
       stopped_by: the test whose kernel raised, so that this one did not run; or empty.
+      source: ``file:line`` of the kernel's function; empty unless failed, xfailed or xpassed.
       message: the full error message; empty unless failed or xfailed.
       explanation: the message as data, from ``Explanation.to_json``.
       findings: findings of a failure, such as a race or a deadlock, from ``Finding.to_json``.
-      others: failures of the same check with other causes, each with ``message``, ``explanation``
-        and ``findings``.
+      others: failures of the same check that look different, each with ``message``,
+        ``explanation``, ``findings``, and whether it is ``distinct``: certainly of another cause.
       examples: number of executed examples.
       error: worst error against the oracle, in ulps of the output's scale; None if not measured.
       baseline: the worst error of the jnp baseline, likewise.
@@ -334,7 +344,7 @@ class Record:
         empty without ``--pallas-mutate``.
       pictures: pictures of a failure, from ``report.pictures``: a map and a histogram of errors,
         the programs with wrong elements, the errors of the examples, masks and ids among the
-        arguments, the blocks of a grid. Empty otherwise.
+        arguments, the blocks of a grid, the source code around findings. Empty otherwise.
       hosts: the processes that ran the test together, by number; empty outside of a program of
         several processes.
     """
@@ -349,6 +359,7 @@ class Record:
     reason: Text = ""
     requirement: Text = ""
     stopped_by: str = ""
+    source: str = ""
     message: Text = ""
     explanation: _ExplanationOrNone = dataclasses.field(default_factory=dict[str, Any])
     findings: tuple[_PlainFinding, ...] = ()
@@ -421,6 +432,22 @@ class MutantVerdict:
     marked: bool = False
 
 
+#: Outcomes that fail a run.
+BAD = ("failed", "xpassed")
+
+#: The words of ``status_of``, as pytest's last line and the page have them, worst first.
+STATUSES = ("failed", "xpassed", "xfailed", "passed", "skipped", "not run", "not applicable")
+
+
+def status_of(record: Record) -> str:
+    """Return the outcome of a record in reports, which know three kinds of skipped checks."""
+    if record.outcome != "skipped":
+        return record.outcome
+    if record.requirement:
+        return "not applicable"
+    return "not run" if record.stopped_by else "skipped"
+
+
 def not_applicable_of(record: Record) -> NotApplicable | None:
     """Return the entry of a record whose check applies to no example, or None."""
     if record.outcome != "skipped" or not record.requirement:
@@ -475,4 +502,7 @@ def error_fields(error: BaseException) -> dict[str, Any]:
             "findings": findings,
         }
 
-    return {**plain(error), "others": tuple(map(plain, facts_of(error).others))}
+    others = (
+        {**plain(other), "distinct": facts_of(other).distinct} for other in facts_of(error).others
+    )
+    return {**plain(error), "others": tuple(others)}

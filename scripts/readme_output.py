@@ -26,6 +26,7 @@ DOWNSTREAM = ROOT / "examples/downstream/README.md"
 COMPILING = ROOT / "docs/compiling.md"
 SANITIZERS = ROOT / "docs/sanitizers.md"
 MUTATION = ROOT / "docs/mutation.md"
+RECIPES = ROOT / "docs/recipes.md"
 PYTEST = [sys.executable, "-m", "pytest"]
 
 
@@ -159,6 +160,27 @@ def sanitized(name: str) -> str:
     return found[0].strip()
 
 
+def recipes() -> dict[str, tuple[str, str]]:
+    """The modules of the page of recipes by name: as they stand there, and with the mistake."""
+    sections = RECIPES.read_text().split("\n## ")[1:]
+    modules = {}
+    for section in sections:
+        [(name, code)] = re.findall(r"```python\n(?=# (\w+)\.py\n)(.*?)```", section, re.DOTALL)
+        [(old, new)] = re.findall(r"```diff\n-(.*\n)(?:\+(.*\n))?```", section)
+        assert code.count(old) == 1, name
+        modules[name] = (code, code.replace(old, new))
+    return modules
+
+
+def mistaken(name: str, check: str) -> str:
+    """The first finding of a check of a recipe with its mistake."""
+    files = {f"{name}.py": recipes()[name][1]}
+    text = run_files(files, f"--pallas-suite={name}")
+    message = re.search(rf"(?ms)^\w+: {check} on .*?(?=^  (?:ids|replay) )", text)
+    assert message is not None, text
+    return re.split(r"(?m)^  (?=race on|device \d+ signals)", message[0])[0].strip()
+
+
 def survivors() -> str:
     """What the test of the page lets through."""
     text = run_files(
@@ -224,6 +246,10 @@ BLOCKS: Mapping[Path, Mapping[str, Callable[[], str]]] = {
         for name in ("races", "dma", "deadlock", "schedule", "memory", "donation")
     },
     MUTATION: {"survivors": survivors},
+    RECIPES: {
+        name: functools.partial(mistaken, name, "grid" if name == "accumulate" else "forward")
+        for name in recipes()
+    },
 }
 
 

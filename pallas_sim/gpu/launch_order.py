@@ -34,7 +34,15 @@ from pallas_sim.findings import Access
 from pallas_sim.gpu.threads import EarlyStart
 from pallas_sim.machine import Thread
 from pallas_sim.memory import Elements, Region
-from pallas_sim.order.accesses import addresses_of, bounds_of, index_of, root
+from pallas_sim.order.accesses import (
+    address_of,
+    addresses_of,
+    bounds_of,
+    index_of,
+    root,
+    same_part,
+    same_view,
+)
 from pallas_sim.recording import Touched
 
 #: ``"volatile"``: a load that is no race with an atomic.
@@ -78,7 +86,7 @@ class _Reads:
 
     def note(self, thread: Thread, region: Region, name: str, line: str) -> None:
         """Note that a line reads a region."""
-        low, high = (at - _address(self.array) for at in bounds_of(region))
+        low, high = (at - address_of(self.array) for at in bounds_of(region))
         access, least, most = self.spans.get(line) or (
             _access(thread, region, name, line, "read"),
             low,
@@ -88,7 +96,7 @@ class _Reads:
 
     def find(self, memory: Array, region: Region) -> Access | None:
         """Find a line's read; see ``EarlierAccesses``. Its first and last byte are known only."""
-        low, high = (at - _address(memory) for at in bounds_of(region))
+        low, high = (at - address_of(memory) for at in bounds_of(region))
         spans = self.spans.values()
         return next((access for access, start, end in spans if start < high and low < end), None)
 
@@ -103,6 +111,7 @@ class Footprints:
       accesses: in order.
       shadows: of the arrays that the kernel writes, by identity.
       reads: of the other arrays, by identity.
+      kept: which elements reach something, of outputs that the kernel only writes, by identity.
       concurrent: whether clusters run at the same time, and the monitor of order compares them.
     """
 
@@ -111,6 +120,7 @@ class Footprints:
     accesses: list[Access] = field(default_factory=list[Access])
     shadows: dict[int, _ArrayShadow] = field(default_factory=dict)
     reads: dict[int, _Reads] = field(default_factory=dict)
+    kept: dict[int, Array] = field(default_factory=dict)
     concurrent: bool = False
     _clusters: Array = field(default_factory=lambda: np.zeros(256, np.int32))
 
@@ -148,8 +158,11 @@ class Footprints:
         self._clusters[number] = self.cluster
         for other in () if self.concurrent else RACES_WITH[kind]:
             for numbers in shadow.last.get(other, ()):
-                part = _same_part(numbers, region, whole)
-                theirs = part[(part > 0) & (self._clusters[part] != self.cluster)]
+                part = same_part(numbers, region, whole)
+                racing = (part > 0) & (self._clusters[part] != self.cluster)
+                if id(whole) in self.kept:
+                    racing &= same_part(self.kept[id(whole)], region, whole)
+                theirs = part[racing]
                 if theirs.size:
                     self._report(thread, access, self.accesses[int(theirs.flat[0]) - 1])
         self._keep(shadow.last[kind], region, whole, number)
@@ -185,9 +198,9 @@ class Footprints:
         """
         inside = region.memory if isinstance(region, Elements) else region
         key: Any = (*region.key, ...) if isinstance(region, Elements) else ...
-        first = _same_view(kept[0], inside, whole)
+        first = same_view(kept[0], inside, whole)
         if len(kept) > 1:
-            second = _same_view(kept[1], inside, whole)
+            second = same_view(kept[1], inside, whole)
             before = first[key]
             theirs = (before > 0) & (self._clusters[before] != self.cluster)
             second[key] = np.where(theirs, before, second[key])
@@ -205,32 +218,14 @@ def _access(thread: Thread, region: Region, name: str, line: str, kind: Any) -> 
     )
 
 
-def _address(array: Array) -> int:
-    return array.__array_interface__["data"][0]
-
-
 def _elements_of(region: Region, whole: Array) -> Region:
     """Return the elements of an allocation that a region has, whatever dtype the region has."""
     width = (region.memory if isinstance(region, Elements) else region).itemsize
     if width == whole.itemsize:
         return region
-    starts = addresses_of(region)[:, None] - _address(whole)
+    starts = addresses_of(region)[:, None] - address_of(whole)
     numbers = np.unique((starts + np.arange(0, width, whole.itemsize)) // whole.itemsize)
     return Elements(whole, np.unravel_index(numbers, whole.shape))
-
-
-def _same_part(array: Array, region: Region, whole: Array) -> Array:
-    """Return the elements of an array, shaped as ``whole``, for a region of ``whole``."""
-    if isinstance(region, Elements):
-        return _same_part(array, region.memory, whole)[(*region.key, ...)]
-    return _same_view(array, region, whole)
-
-
-def _same_view(array: Array, region: Array, whole: Array) -> Array:
-    """Do what ``_same_part`` does for a view; the result is a view, too."""
-    offset = (_address(region) - _address(whole)) // whole.itemsize
-    steps = [stride // whole.itemsize * array.itemsize for stride in region.strides]
-    return np.lib.stride_tricks.as_strided(array.reshape(-1)[offset:], region.shape, steps)
 
 
 # Kernels ahead.
@@ -287,7 +282,7 @@ class KernelAhead:
             part = flat  # if the elements are others than those of the array
             dtype = region.memory.dtype if isinstance(region, Elements) else region.dtype
             if memory.size == flat.size and dtype == memory.dtype:
-                part = _same_part(flat.reshape(memory.shape), region, memory)
+                part = same_part(flat.reshape(memory.shape), region, memory)
             known = part[part > 0]
             return access(int(known.flat[0])) if known.size else None
 

@@ -22,7 +22,7 @@ import numpy as np
 from pallas_sim.accesses import memory_of, record_access, semaphores_of
 from pallas_sim.chips import TARGETS, Excess, tensor_memory_excess
 from pallas_sim.compat.compilers import CopyKey, inferred_tiles, infers_tiles
-from pallas_sim.compat.jaxprs import is_reference, open_jaxpr, written_inputs
+from pallas_sim.compat.jaxprs import is_reference, open_jaxpr, read_inputs, written_inputs
 from pallas_sim.compat.source import home_of
 from pallas_sim.copies import release
 from pallas_sim.cores import (
@@ -55,6 +55,7 @@ from pallas_sim.gpu.tensor_memory import (
 )
 from pallas_sim.gpu.threads import BlockCluster, GpuLaunch, GpuThread, ThreadBlock, leave
 from pallas_sim.gpu.windows import reaches_devices
+from pallas_sim.liveness import note_unused
 from pallas_sim.machine import GridPosition, Thread
 from pallas_sim.memory import Arena, Ref
 from pallas_sim.order.disorder import report_disorder
@@ -85,6 +86,7 @@ class GpuKernel:
       program: its body.
       names: of the parameters of the body.
       written: the parameters that it writes.
+      only_written: for each output, whether it never reads it, and no input is its memory.
       aliases: for an output, the input whose memory it is.
       outputs: shapes and dtypes.
       semaphores: that it makes.
@@ -106,6 +108,7 @@ class GpuKernel:
     program: Program
     names: tuple[str, ...]
     written: frozenset[int]
+    only_written: tuple[bool, ...]
     aliases: Mapping[int, int]
     outputs: tuple[Any, ...]
     semaphores: tuple[ScopedRef, ...]
@@ -147,6 +150,10 @@ def kernel_of(eqn: Equation) -> GpuKernel:
         program=prepare(jaxpr),
         names=(*parameters[: len(own)], *own[len(parameters) :]),
         written=written_inputs(inner),
+        only_written=tuple(
+            number not in aliases and count + number not in read_inputs(inner)
+            for number in range(len(eqn.params["out_avals"]))
+        ),
         aliases=aliases,
         outputs=tuple(eqn.params["out_avals"]),
         paired=any(map(makes_paired_memory, inside)),
@@ -246,6 +253,7 @@ def _execute(
         memory = memory_of(machine, tuple(aval.shape), aval.dtype, name, "output")
         outputs.append(Ref(memory, name, "gmem"))
     arguments = [*refs, *outputs]
+    note_unused(machine, kernel.equation, [ref.data for ref in outputs], kernel.only_written)
     skips = getattr(kernel.params, "skip_device_barrier", False)
     traffic = Traffic(kernel.ordered, kernel.remote, None, kernel.remote and not skips)
     with thread.inside(kernel.name), launched(thread, kernel.equation, traffic, several=True):
@@ -297,6 +305,8 @@ class _KernelRun:
     def watch_memory(self) -> None:
         """Let the footprints note the accesses to operands and outputs."""
         first_output = len(self.arguments) - len(self.kernel.outputs)
+        machine = self.launch.thread.machine
+        self.footprints.kept |= {id(array): kept for array, kept in machine.dropped()}
         for number, ref in enumerate(self.arguments):
             if isinstance(ref, Ref) and ref.data.dtype != object:
                 written = number >= first_output or number in self.kernel.written

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -37,6 +37,7 @@ from pallas_sim.gpu.portable_order import (
     may_wait,
 )
 from pallas_sim.gpu.triton import require_whole_products
+from pallas_sim.liveness import note_unused
 from pallas_sim.machine import GridPosition, Machine, Thread
 from pallas_sim.memory import Ref
 from pallas_sim.order.accesses import root
@@ -88,6 +89,8 @@ def execute(kernel: PreparedKernel, thread: Thread, operands: Sequence[Any]) -> 
     facts, machine = kernel.facts, thread.machine
     require_whole_products(kernel)
     arguments = arguments_of(kernel, operands)
+    arrays = _memory(kernel, machine, arguments.inputs)
+    note_unused(machine, kernel.equation, arrays[len(facts.inputs) :], kernel.only_written)
     order = GridOrder(math.prod(arguments.grid))
     this = _GridRun(
         kernel=kernel,
@@ -95,7 +98,7 @@ def execute(kernel: PreparedKernel, thread: Thread, operands: Sequence[Any]) -> 
         captured=[
             (ref, SharedArray(ref.data, Shadow(order, ref.shape))) for ref in arguments.captured
         ],
-        operands=_operands(kernel, order, _memory(kernel, machine, arguments.inputs)),
+        operands=_operands(kernel, order, arrays, dict(map(_by_identity, machine.dropped()))),
         waiting=WaitingPrograms(machine) if may_wait(kernel.equation) else None,
     )
     programs = _programs(this.grid, facts.vmapped, machine.seed)
@@ -202,10 +205,25 @@ def _memory(kernel: PreparedKernel, machine: Machine, inputs: list[Array]) -> li
     return [*inputs, *outputs]
 
 
+def _by_identity(dropped: tuple[Array, Array]) -> tuple[int, Array]:
+    array, kept = dropped
+    return id(array), kept
+
+
 def _operands(
-    kernel: PreparedKernel, order: GridOrder, arrays: Sequence[Array]
+    kernel: PreparedKernel,
+    order: GridOrder,
+    arrays: Sequence[Array],
+    kept: Mapping[int, Array],
 ) -> list[GridOperand]:
-    """Make the operands; memory that no program writes has no shadow."""
+    """Make the operands; memory that no program writes has no shadow.
+
+    Args:
+      kernel: the kernel.
+      order: of its programs.
+      arrays: the memory of inputs and outputs.
+      kept: which elements of some of it reach something, by identity.
+    """
     facts = kernel.facts
     inputs = len(facts.inputs)
     writable = {
@@ -217,7 +235,9 @@ def _operands(
     operands: list[GridOperand] = []
     for window, array in zip(kernel.windows, arrays, strict=True):
         if id(array) not in memories:
-            shadow = Shadow(order, array.shape) if id(array) in writable else None
+            shadow = None
+            if id(array) in writable:
+                shadow = Shadow(order, array.shape, kept.get(id(root(array))))
             memories[id(array)] = SharedArray(array, shadow)
         operands.append(
             GridOperand(

@@ -173,10 +173,12 @@ class Shadow:
     Attributes:
       order: of the grid.
       shape: of the array.
+      kept: which elements reach something, of an output that the kernel only writes; None for all.
     """
 
     order: GridOrder
     shape: tuple[int, ...]
+    kept: Array | None = None
     _last: dict[tuple[GlobalAccessKind, int], Array] = field(default_factory=dict)
 
     def note(
@@ -202,7 +204,9 @@ class Shadow:
                 continue
             events = where.get(last)
             wrong = self.order.unordered(me, events)
-            if wrong is not None:
+            if wrong is not None and self.kept is not None:
+                wrong &= where.get(self.kept)
+            if wrong is not None and wrong.any():
                 self._report(thread, number, where, events, wrong)
         self._keep(me, kind, where, number)
 

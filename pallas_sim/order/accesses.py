@@ -169,12 +169,26 @@ class AllocationHistory:
       begun: how many sides of copies were started.
       past: the last access of each kind to each region, by thread.
       ordered: these accesses, and copies that are proved to be done, by address.
+      kept: which elements reach something, of an output that its kernel only writes; None for all.
     """
 
     flights: AddressRanges[SideInFlight] = field(default_factory=AddressRanges["SideInFlight"])
     begun: int = 0
     past: dict[Any, PastAccess] = field(default_factory=dict)
     ordered: AddressRanges[PastAccess] = field(default_factory=AddressRanges["PastAccess"])
+    kept: Array | None = None
+
+    def drops(self, *regions: Region) -> bool:
+        """Return whether all elements of one of these regions are written and reach nothing."""
+        if self.kept is None:
+            return False
+        for region in regions:
+            whole = root(region)
+            inside = region.memory if isinstance(region, Elements) else region
+            same = whole.shape == self.kept.shape and inside.dtype == whole.dtype
+            if same and not same_part(self.kept, region, whole).any():
+                return True
+        return False
 
     def keep(self, key: Any, past: PastAccess, bounds: tuple[int, int]) -> PastAccess:
         """Note an access to a region; ``key`` is equal for those that it makes superfluous.
@@ -253,6 +267,25 @@ def bounds_of(region: Region) -> tuple[int, int]:
         return start, start + region.nbytes
     low, high = np.lib.array_utils.byte_bounds(region)
     return int(low), int(high)
+
+
+def address_of(array: Array) -> int:
+    """Return the address of the first element of an array."""
+    return array.__array_interface__["data"][0]
+
+
+def same_part(array: Array, region: Region, whole: Array) -> Array:
+    """Return the elements of an array, shaped as ``whole``, for a region of ``whole``."""
+    if isinstance(region, Elements):
+        return same_part(array, region.memory, whole)[(*region.key, ...)]
+    return same_view(array, region, whole)
+
+
+def same_view(array: Array, region: Array, whole: Array) -> Array:
+    """Do what ``same_part`` does for a view; the result is a view, too."""
+    offset = (address_of(region) - address_of(whole)) // whole.itemsize
+    steps = [stride // whole.itemsize * array.itemsize for stride in region.strides]
+    return np.lib.stride_tricks.as_strided(array.reshape(-1)[offset:], region.shape, steps)
 
 
 def addresses_of(region: Region) -> Array:

@@ -6,11 +6,12 @@ two accesses these are, which waits do not order them and why, and what to do.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
+from pallas_sim.dtypes import Array
 from pallas_sim.findings import Access, Finding, Kind, Owner, Signal, Wait
 from pallas_sim.machine import Machine
 from pallas_sim.order.accesses import SideInFlight, index_of, whole_of
@@ -40,21 +41,28 @@ def report_disorder(machine: Machine, recording: Recording) -> None:
     if not events or not machine.monitored:
         return
     with collecting_later():  # the proof makes as many objects as the run has events
-        findings = disorder(events, list(machine.owners), machine.seed)
+        kept = {id(array): kept for array, kept in machine.dropped()}
+        findings = disorder(events, list(machine.owners), machine.seed, kept)
     for finding in findings:
         machine.report(finding)
 
 
-def disorder(events: Sequence[Event], owners: Sequence[Owner], seed: int) -> list[Finding]:
+def disorder(
+    events: Sequence[Event],
+    owners: Sequence[Owner],
+    seed: int,
+    kept: Mapping[int, Array] | None = None,
+) -> list[Finding]:
     """Find races, accesses to devices that are not known to be there, and phases that are missed.
 
     Args:
       events: of a run.
       owners: of its threads, by number.
       seed: of the run.
+      kept: which elements of an output that its kernel only writes reach something, by allocation.
     """
     # Clocks are quadratic in the number of threads, and one kernel has few of those of a run.
-    last = happens_before(events, _renumber(events, owners))
+    last = happens_before(events, _renumber(events, owners), kept)
     find_overruns(last)
     report = _Report(last, seed)
     return [_finding(report, *violation) for violation in last.violations]
@@ -111,7 +119,10 @@ def _finding(report: _Report, kind: str, event: Any, before: Any) -> Finding:
         return _overrun(report, event)
     later, earlier = _accesses(report, event, before)
     message = _race(kind, later, earlier, chained=_are_chained(event, before))
-    facts: dict[str, Any] = {"accesses": (later, earlier), "waits": _unproved(report, before)}
+    facts: dict[str, Any] = {
+        "accesses": (later, earlier),
+        "waits": _unproved(report, event, before),
+    }
     origin = event if isinstance(event, Touched) else event.origin
     return _finding_at(report, "race", message, origin, later.ref, **facts)
 
@@ -225,8 +236,12 @@ def _access(report: _Report, event: Touched | SideInFlight) -> Access:
     return Access(ref=name, home=home, copy=True, step=step, steps=steps, **common)
 
 
-def _unproved(report: _Report, event: Any) -> tuple[Wait, ...]:
-    """Return the last waits on the semaphores of a copy, and what else could satisfy them."""
+def _unproved(report: _Report, later: Any, event: Any) -> tuple[Wait, ...]:
+    """Return the last waits on the semaphores of a copy, and what else could satisfy them.
+
+    They name the number of copies only if the run has a wait for this one before the later access:
+    without one, a semaphore of its own would not help.
+    """
     if not isinstance(event, SideInFlight) or isinstance(event.origin, Asynchronous):
         return ()
     copy = event.origin
@@ -235,7 +250,41 @@ def _unproved(report: _Report, event: Any) -> tuple[Wait, ...]:
         return ()
     if semaphore not in report.unproved:
         report.unproved[semaphore] = tuple(_waits_on(report, semaphore))
-    return report.unproved[semaphore]
+    waits = report.unproved[semaphore]
+    if _is_waited_for(report, copy, semaphore, later):
+        return waits
+    return tuple(replace(wait, copies=0) for wait in waits)
+
+
+def _is_waited_for(report: _Report, copy: Copy, semaphore: Semaphore, later: Any) -> bool:
+    """Return whether waits before an access take what a semaphore gets up to the end of a copy.
+
+    That is so if each wait is meant for the next increment, in the order of the run.
+    """
+    increments = sorted(
+        (
+            (order, increment)
+            for of_thread in report.last.semaphores[semaphore].increments.values()
+            for order, increment in zip(of_thread.orders, of_thread.increments, strict=True)
+        ),
+        key=lambda pair: pair[0],
+    )
+    needed = 0
+    for _, increment in increments:
+        needed += increment.amount
+        if increment.copy is copy:
+            break
+    taken = 0
+    for event in report.last.events:
+        if event is later or (isinstance(event, Started) and event.copy is _origin(later)):
+            break
+        if isinstance(event, Waited) and event.semaphore is semaphore and event.takes:
+            taken += event.amount
+    return taken >= needed
+
+
+def _origin(event: Any) -> Any:
+    return getattr(event, "origin", None)
 
 
 def _waits_on(report: _Report, semaphore: Semaphore) -> Iterator[Wait]:

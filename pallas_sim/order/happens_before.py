@@ -125,6 +125,7 @@ class OrderPass:
         the wait in another order, as the pass before found them.
       users: the threads that access an allocation, or wait on a semaphore.
       located: where the accesses and copies are; the same in all passes.
+      kept: which elements reach something, by allocation: see ``AllocationHistory``.
       order: how many events the pass has gone through.
       clocks: of the threads, a row each.
       proxy_clocks: as ``clocks``, of the writes that each thread's asynchronous operations see.
@@ -151,6 +152,7 @@ class OrderPass:
     racing: Mapping[int, Spans]
     users: Mapping[Any, frozenset[int]]
     located: Mapping[Any, Sequence[LocatedRegion]]
+    kept: Mapping[int, Array] = field(default_factory=dict)
     order: int = 0
     clocks: Array = field(init=False)
     proxy_clocks: Array = field(init=False)
@@ -178,6 +180,8 @@ class OrderPass:
             (4, count, count), np.int32
         )
         np.fill_diagonal(self.clocks, 1)
+        for allocation, kept in self.kept.items():
+            self.memories[allocation].kept = kept
 
     def token(self, token: Token) -> TokenKnowledge:
         """Return what a token passes on so far."""
@@ -213,24 +217,28 @@ class OrderPass:
 # The fixpoint.
 
 
-def happens_before(events: Sequence[Event], owners: Sequence[Owner]) -> OrderPass:
+def happens_before(
+    events: Sequence[Event], owners: Sequence[Owner], kept: Mapping[int, Array] | None = None
+) -> OrderPass:
     """Go through the events until the clocks are stable.
 
     Args:
       events: of a run.
       owners: of its threads, by number; each has an event.
+      kept: see ``OrderPass``.
 
     Returns:
       The last pass.
     """
     located = _locate_all(events)
     users = _users_of(events, located)
-    this = _run(OrderPass(events, owners, {}, users, located))
+    kept = {} if kept is None else kept
+    this = _run(OrderPass(events, owners, {}, users, located, kept))
     racing, before = _racing_increments(this), None
     # Without increments that may come earlier, the pass took nothing for granted: it is the last.
     while racing:
         before = _sum_of_clocks(this) if before is None else before
-        this = _run(OrderPass(events, owners, racing, users, located))
+        this = _run(OrderPass(events, owners, racing, users, located, kept))
         # No clock rises, so clocks with equal sums are equal.
         after = _sum_of_clocks(this)
         if after >= before:
@@ -355,6 +363,8 @@ def check_races(
         # The end of memory after a copy that nobody waits for is the same mistake again.
         if frees and _is_reported(flight):
             continue
+        if not frees and flight.writes and memory.drops(region, flight.region):
+            continue
         if overlap(region, flight.region):
             this.add_violation("race", event, flight)
     for past in memory.ordered.near(bounds):
@@ -367,6 +377,8 @@ def check_races(
         if not kind and isinstance(event, SideInFlight):
             kind = _hidden_from_engine(event, past, own=own)
         if not kind or _keep_order(this, event, past.event) or not overlap(region, past.region):
+            continue
+        if not frees and past.writes and memory.drops(region, past.region):
             continue
         if isinstance(past.event, Touched) and past.event.earlier is not None:
             access = past.event.earlier(region)

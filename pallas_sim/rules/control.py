@@ -32,7 +32,7 @@ def _cond(eqn: Equation) -> Evaluate:
 
     def evaluate(thread: Thread, index: Any, *args: Any) -> Any:
         chosen = max(0, min(int(index), last))
-        return () if idle[chosen] else run(branches[chosen], thread, args)
+        return () if idle[chosen] else run(branches[chosen], thread, args, passes_on=True)
 
     return evaluate
 
@@ -196,7 +196,7 @@ def initialized(value: Any, aval: Any, name: str) -> Ref:
 @rule(*CALLS, threaded=True)
 def _call(eqn: Equation) -> Evaluate:
     program = prepare(called(eqn.params))
-    return lambda thread, *args: run(program, thread, args)
+    return lambda thread, *args: run(program, thread, args, passes_on=True)
 
 
 #: Names of values, promises about them, and where they are: all the same to a simulated device.

@@ -22,6 +22,7 @@ from pallas_sim.compat.jaxprs import (
     is_reference,
     open_jaxpr,
     owner_of_space,
+    read_inputs,
 )
 from pallas_sim.cores import (
     CoreMesh,
@@ -37,6 +38,7 @@ from pallas_sim.errors import SimulationError
 from pallas_sim.evaluation import prepare, run
 from pallas_sim.findings import Finding, Owner
 from pallas_sim.generators import raw_value, value_of
+from pallas_sim.liveness import note_unused
 from pallas_sim.machine import GridPosition, Machine, Thread
 from pallas_sim.memory import AllocationKey, KeyArray, Ref, is_key_dtype
 from pallas_sim.pallas_calls import PreparedKernel, capacity_findings, kernel_of, scratch_findings
@@ -199,6 +201,10 @@ def _mpmd_map(eqn: Equation) -> Evaluate:
     kernel = eqn.params["name"] or "kernel"
     avals = eqn.params["out_avals"]
     first_scratch = len(eqn.ins) + len(avals)
+    read = set().union(*(read_inputs(open_jaxpr(jaxpr)[0]) for jaxpr in jaxprs))
+    only_written = [
+        number not in aliases and len(eqn.ins) + number not in read for number in range(len(avals))
+    ]
     scratch = [
         _scratch(number, names[number], inner.invars[number].aval, meshes)
         for number in range(first_scratch, len(inner.invars))
@@ -247,6 +253,8 @@ def _mpmd_map(eqn: Equation) -> Evaluate:
             shape, dtype = tuple(aval.shape), aval.dtype
             memory = memory_of(thread.machine, shape, dtype, name, "output")
             outputs.append(Ref(memory, name, "any"))
+        memory = [ref.data for ref in outputs]
+        note_unused(thread.machine, eqn.origin or eqn, memory, only_written)
         shared = [*refs, *outputs]
         # Every core, as the number of its mesh, which is that of its body, and its point in it.
         points = [(number, point) for number, mesh in enumerate(meshes) for point in mesh.points]

@@ -15,6 +15,7 @@ from pallas_sim.errors import MissingRuleError, SimulationError
 from pallas_sim.evaluation import prepare, run
 from pallas_sim.findings import Owner
 from pallas_sim.machine import Thread
+from pallas_sim.memory import Ref
 from pallas_sim.registry import Equation, Evaluate, rule
 
 #: A collective: takes the values of the group in order and the own position among them.
@@ -231,12 +232,25 @@ def _shard_map(eqn: Equation) -> Evaluate:
     shapes = [tuple(aval.shape) for aval in eqn.ins]
 
     def part(thread: Thread, args: Sequence[Any]) -> list[Any]:
-        """Return what the function gives on one device, for its parts of the arrays."""
-        parts = [
-            array[part_of(spec, shape, thread.axes, sizes)]
-            for array, spec, shape in zip(args, in_specs, shapes, strict=True)
+        """Return what the function gives on one device, for its parts of the arrays.
+
+        A reference is memory of each device, like an array: it has what they leave in their parts.
+        """
+        places = [
+            part_of(spec, shape, thread.axes, sizes)
+            for spec, shape in zip(in_specs, shapes, strict=True)
         ]
-        return run(program, thread, parts)
+        parts = [
+            Ref(np.array(array.data[at]), array.name, array.space)
+            if isinstance(array, Ref)
+            else array[at]
+            for array, at in zip(args, places, strict=True)
+        ]
+        results = run(program, thread, parts)
+        for array, own, at in zip(args, parts, places, strict=True):
+            if isinstance(array, Ref):
+                array.data[at] = own.data
+        return results
 
     def join(parts: Iterable[tuple[Mapping[str, int], Sequence[Any]]]) -> list[Any]:
         """Return the whole results, of those of the devices at some places."""

@@ -37,7 +37,9 @@ def immutability(context: CheckContext) -> CheckResult:
                 "input_output_aliases."
             )
     for finding in traced.findings:
-        if finding.kind == "input-write":  # of a window of emit_pipeline, which is no operand
+        if (
+            finding.kind == "input-write" and not finding.dropped
+        ):  # of a window of emit_pipeline, which is no operand
             error = MismatchError(str(finding))
             error.findings = (finding,)
             raise error

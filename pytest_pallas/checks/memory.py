@@ -41,7 +41,7 @@ def never_written(first: Sequence[KernelOutputs], second: Sequence[KernelOutputs
     seen: set[str] = set()
     for (params, before), (_, after) in zip(first, second, strict=False):
         for number, (old, new) in enumerate(zip(before, after, strict=True)):
-            missing = _missing(np.asarray(old), np.asarray(new))
+            missing = unwritten(np.asarray(old), np.asarray(new))
             if missing is None or not missing.any():
                 continue
             name, where = f"output {number}", _box_of(missing)
@@ -54,7 +54,7 @@ def never_written(first: Sequence[KernelOutputs], second: Sequence[KernelOutputs
                 yield text
 
 
-def _missing(old: Any, new: Any) -> Any:
+def unwritten(old: Any, new: Any) -> Any:
     """Return the elements that hold the fill in both runs; None if the dtype has no such fills."""
     fills = [fill_value(name, old.dtype) for name in PAIR]
     if old.shape != new.shape or any(fill is None for fill in fills):

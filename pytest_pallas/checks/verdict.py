@@ -7,16 +7,16 @@ import math
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import jax
+import ml_dtypes
 import numpy as np
 
 from pallas_sim.errors import Explanation, Fact, PallasError, explanation_of
 from pytest_pallas.backends.execution import describe_call
 from pytest_pallas.backends.processes import gang
-from pytest_pallas.backends.protocol import Backend, Call, Outcome, label
+from pytest_pallas.backends.protocol import Backend, Call, Fill, Outcome, label
 from pytest_pallas.checks.check import Check
 from pytest_pallas.checks.context import (
     CheckContext,
@@ -27,8 +27,16 @@ from pytest_pallas.checks.context import (
     judge_together,
     process_facts,
 )
+from pytest_pallas.checks.memory import PAIR, never_written, unwritten
 from pytest_pallas.draw.arguments import Arguments
-from pytest_pallas.errors import CompileError, CostError, MismatchError, facts_of, is_own
+from pytest_pallas.errors import (
+    CompileError,
+    CostError,
+    MismatchError,
+    facts_of,
+    is_library,
+    is_own,
+)
 from pytest_pallas.grid.kernel_calls import KernelCall
 from pytest_pallas.grid.model import describe_writer, inputs_beyond_edges
 from pytest_pallas.judge.explanation import in_words, role_of
@@ -47,9 +55,6 @@ _BLOCKS = 3
 #: How many masks and arrays of ids of a call are described.
 _CONTENTS = 6
 
-#: A folder without kernel code: the standard library.
-_STANDARD = Path(traceback.__file__).parent
-
 
 @dataclass(frozen=True)
 class Failure:
@@ -60,12 +65,26 @@ class Failure:
       name: name of the kernel.
       context: the call.
       result: the result of the check; None if an error stopped it.
+      headline: kernel, check and backend.
     """
 
     check: str
     name: str
     context: CheckContext
     result: CheckResult | None = None
+    headline: str = ""
+
+    def text_of(self, explanation: Explanation) -> str:
+        """Return the message of a wrong output with this explanation."""
+        result = self.result
+        if result is None or not result.subject:
+            return f"{self.headline} is wrong\n{explanation}"
+        # The headline has the subject.
+        failed = result.failed
+        own = None if failed is None else failed.explanation
+        summary = explanation.summary if own is None else own.summary
+        explanation = replace(explanation, summary=summary)
+        return f"{self.headline} ({result.subject}) is wrong\n{explanation}"
 
 
 def run_check(
@@ -115,13 +134,14 @@ def _run_alone(
         raise result
     result = replace(result, notes=(*result.notes, *_loosened(check, context, result)))
     on_result(result)
+    failure = Failure(check.name, name, context, result, headline)
     if problem := _problem_of(result.outcome, context, name, check.name):
         error = _with_context(problem, headline, context)
     elif failed := result.failed:
-        error = _mismatch(headline, result, failed, context)
+        error = _mismatch(failure, failed, context)
     else:
         return result
-    facts_of(error).failure = Failure(check.name, name, context, result)
+    facts_of(error).failure = failure
     raise error
 
 
@@ -178,18 +198,24 @@ def _loosened(check: Check, context: CheckContext, result: CheckResult) -> Itera
         )
 
 
-def _writer_facts(failed: Comparison, index: tuple[int, ...], outcome: Outcome) -> Iterator[Fact]:
+def _writer_facts(
+    failed: Comparison, index: tuple[int, ...], outcome: Outcome, context: CheckContext
+) -> Iterator[Fact]:
     """Yield the program that wrote the worst element, if one kernel wrote the whole output.
 
     A NaN may come from beyond the edge of an array, if that program has a block there.
     """
     writer, value = writer_of(outcome, failed), failed.actual_value
     if writer is None:
+        yield from _idle_kernels(outcome)
         return
     call, position = writer
-    if program := describe_writer(call, position, index, failed.shape):
+    written, unwritten_elements = _was_written(failed, position, index, context)
+    if program := describe_writer(call, position, index, failed.shape, written=written):
         yield Fact("block", program)
-    if not isinstance(value, float) or not math.isnan(value):
+    for text in unwritten_elements:
+        yield Fact("cause", text)
+    if not isinstance(value, float) or not math.isnan(value) or written is False:
         return
     for number, block in inputs_beyond_edges(call, position, index)[:_BLOCKS]:
         sizes = ", ".join(str(size) for _, size, _ in block.dims)
@@ -200,6 +226,55 @@ def _writer_facts(failed: Comparison, index: tuple[int, ...], outcome: Outcome) 
             f"(input {number} of {call.name}) hang over its array [{dims}]; mask them in the "
             "kernel",
         )
+
+
+def _idle_kernels(outcome: Outcome) -> Iterator[Fact]:
+    """Yield the kernels whose grid has no programs, so that nothing writes their outputs."""
+    for kernel in outcome.kernels:
+        facts = kernel.facts
+        if facts is not None and 0 in facts.grid and any(0 not in o.shape for o in facts.outputs):
+            where = f" ({kernel.source})" if kernel.source else ""
+            text = f"{kernel.name}{where} has the grid {facts.grid}: no program runs"
+            yield Fact("cause", f"{text}, and nothing writes its outputs")
+
+
+def _was_written(
+    failed: Comparison, position: int, index: tuple[int, ...], context: CheckContext
+) -> tuple[bool | None, Sequence[str]]:
+    """Return whether a program wrote an element, and which elements nothing wrote.
+
+    An element that may be memory as it was before is known to be that if it changes with the fill
+    of uninitialized outputs. None if the backend cannot fill memory, or has no such run.
+    """
+    backend, dtype = context.backend, np.dtype(failed.dtype)
+    fills = getattr(backend, "fills", False) and "outputs" in getattr(backend, "probes", ())
+    if not _may_be_unwritten(failed.actual_value, dtype, zero=not fills):
+        return True, ()
+    if not fills or gang() is not None:
+        return None, ()
+    made = call(context, context.kernel, context.arguments.args)
+    made = replace(made.with_settings(races=False, dma=False), probe="outputs")
+    runs = [backend.run(replace(made, fill=Fill(contents, "output"))) for contents in PAIR]
+    outputs = [run.probe_results for run in runs]
+    if any(run.error is not None for run in runs) or [len(o) for o in outputs] != [1, 1]:
+        return None, ()
+    (_, old), (_, new) = (results[0] for results in outputs)
+    missing = unwritten(np.asarray(old[position]), np.asarray(new[position]))
+    if missing is None:
+        return None, ()
+    return (False, list(never_written(*outputs))) if missing[index] else (True, ())
+
+
+def _may_be_unwritten(value: Any, dtype: np.dtype[Any], *, zero: bool) -> bool:
+    """Return whether uninitialized memory may hold a value; 0 only if memory is not filled."""
+    if zero and value == 0:
+        return True
+    if isinstance(value, bool):
+        return value
+    if isinstance(value, int):
+        info = ml_dtypes.iinfo(dtype)
+        return value in (info.min, info.max)
+    return isinstance(value, float | complex) and bool(np.isnan(value))
 
 
 def _tolerance_facts(failed: Comparison, context: CheckContext) -> Iterator[Fact]:
@@ -252,30 +327,33 @@ def _with_context(error: PallasError, headline: str, context: CheckContext) -> P
 
 def _raised_at(cause: BaseException | None) -> Iterator[str]:
     """Describe the innermost line of the kernel, also of an installed kernel or one of JAX."""
-    if cause is None or isinstance(cause, PallasError):
-        return
-    frames = [
-        frame
-        for frame in traceback.extract_tb(cause.__traceback__)
-        if not is_own(frame.filename)
-        and Path(frame.filename).parent != _STANDARD
-        and "jax/_src/" not in Path(frame.filename).as_posix()
-    ]
-    if frames:
-        last = frames[-1]
+    last = raised_frame(cause)
+    if last is not None:
         yield f"  raised at {last.filename}:{last.lineno} in {last.name}: {last.line}"
 
 
-def _mismatch(
-    headline: str, result: CheckResult, failed: Comparison, context: CheckContext
-) -> MismatchError:
+def raised_frame(cause: BaseException | None) -> traceback.FrameSummary | None:
+    """Return the innermost frame of the kernel in the traceback of an error; None without one."""
+    if cause is None or isinstance(cause, PallasError):
+        return None
+    frames = [
+        frame
+        for frame in traceback.extract_tb(cause.__traceback__)
+        if not (is_own(frame.filename) or is_library(frame.filename))
+    ]
+    return frames[-1] if frames else None
+
+
+def _mismatch(failure: Failure, failed: Comparison, context: CheckContext) -> MismatchError:
     """Return the error for a comparison that failed."""
+    result = failure.result
+    assert result is not None
     if not context.explained:
-        return MismatchError(headline)
+        return MismatchError(failure.headline)
     explanation = failed.explanation or Explanation("wrong")
     facts: list[Fact] = []
     if result.outcome is not None and failed.worst_index is not None and not result.subject:
-        facts += _writer_facts(failed, failed.worst_index, result.outcome)
+        facts += _writer_facts(failed, failed.worst_index, result.outcome, context)
     others = [c for c in result.comparisons if not c.passed and c is not failed]
     if others:
         facts.append(Fact("also wrong", ", ".join(other.where or "output" for other in others)))
@@ -287,8 +365,7 @@ def _mismatch(
         *drawn_facts(context.arguments),
         *content_facts(context.arguments),
     )
-    subject = f" ({result.subject})" if result.subject else ""
-    error = MismatchError(f"{headline}{subject} is wrong\n{explanation}")
+    error = MismatchError(failure.text_of(explanation))
     if result.subject:
         explanation = replace(explanation, summary=f"{result.subject}: {explanation.summary}")
     error.explanation = explanation

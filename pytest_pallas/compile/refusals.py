@@ -8,19 +8,17 @@ compiler need.
 
 from __future__ import annotations
 
-import linecache
 import math
 import re
 import traceback
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from pallas_sim.findings import SourceLine, text_at
 from pallas_sim.traces import is_call_stack, is_compiler_error, source_line, space_of, sub_jaxprs
 from pytest_pallas.compile.cleaning import CompilerMessage, clean
-from pytest_pallas.errors import is_own
+from pytest_pallas.errors import is_library, is_own
 from pytest_pallas.grid.kernel_calls import KernelCall, kernel_calls
 
 #: A frame as MLIR prints it in a location: ``"name"("file":line:column``, innermost first.
@@ -32,7 +30,6 @@ _SENTENCE = re.compile(r"\bat (?P<file>/[^\s:]+|[A-Z]:[^\s:]+):(?P<line>\d+)")
 _JAX = re.compile(
     r"[\\/](site|dist)-packages[\\/]jax(lib)?[\\/]|[\\/]jax[\\/](_src|experimental)[\\/]"
 )
-_STDLIB = Path(linecache.__file__).parent
 _KERNELS_OF_JAX = re.compile(r"[\\/]jax[\\/]experimental[\\/]pallas[\\/]ops[\\/]")
 
 #: The primitive that a lowering of Pallas does not know; or the instruction that an assembler does
@@ -82,7 +79,7 @@ def _innermost(frames: Iterable[tuple[str, int]]) -> str | None:
     """Return the first frame of the user, else the first one in a kernel that comes with JAX."""
     fallback: str | None = None
     for file, line in frames:
-        if not (file.startswith("<") or _is_inner(file) or Path(file).parent == _STDLIB):
+        if not (_is_inner(file) or is_library(file)):
             return str(SourceLine(file, line))
         if fallback is None and _KERNELS_OF_JAX.search(file):
             fallback = str(SourceLine(file, line))

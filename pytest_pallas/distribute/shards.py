@@ -15,7 +15,6 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from xdist.scheduler import LoadScopeScheduling
 
 from pallas_sim.errors import OptionError
 from pytest_pallas.options import place_of
@@ -24,6 +23,8 @@ from pytest_pallas.results import read_results
 from pytest_pallas.run.collection import locate
 
 if TYPE_CHECKING:
+    from xdist.scheduler import LoadScopeScheduling
+
     from pytest_pallas.replay.goldens import Example
 
 
@@ -44,20 +45,21 @@ def scope_of(nodeid: str, checks: Collection[str]) -> str:
     return nodeid
 
 
-class SpecScheduling(LoadScopeScheduling):
-    """Gives all checks of a kernel to one worker: they share draws, traces and runs.
+def scheduler_for(config: pytest.Config, log: Any) -> LoadScopeScheduling | None:
+    """Return the scheduler of a session that runs suites, unless ``--dist`` selects another one.
 
-    Everything else is distributed test by test.
+    It gives all checks of a kernel to one worker, because they share draws, traces and runs, and
+    distributes everything else test by test.
     """
+    if not current(config).options.suite or config.getvalue("dist") != "load":
+        return None
+    from xdist.scheduler import LoadScopeScheduling
 
-    def _split_scope(self, nodeid: str) -> str:
-        return scope_of(nodeid, current(self.config).check_names)
+    class SpecScheduling(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return scope_of(nodeid, current(self.config).check_names)
 
-
-def scheduler_for(config: pytest.Config, log: Any) -> SpecScheduling | None:
-    """Return the scheduler of a session that runs suites, unless ``--dist`` selects another one."""
-    suites = current(config).options.suite
-    return SpecScheduling(config, log) if suites and config.getvalue("dist") == "load" else None
+    return SpecScheduling(config, log)
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ import hypothesis
 import jax
 import numpy as np
 from hypothesis import HealthCheck, Phase
+from hypothesis.errors import FailedHealthCheck, Unsatisfiable
 
 from pytest_pallas.budget import LastUsed
 from pytest_pallas.compat.fuzzing import without_module_constants
@@ -27,6 +28,7 @@ from pytest_pallas.draw.arguments import (
     keyword_word,
     mark_drawn,
 )
+from pytest_pallas.errors import SpecError
 from pytest_pallas.record import Aspect
 
 
@@ -191,6 +193,9 @@ def _draw(strategy: Any, seed: int, size: int, add: Callable[[str, Any], object]
 
     If there are tiles, one draw has several along every dim; if there are sizes for the buffers
     of the kernel, one has such a size.
+
+    Raises:
+      SpecError: the strategy filters out almost all draws.
     """
     seen: set[Any] = set()
     ways: set[str] = set()
@@ -224,8 +229,15 @@ def _draw(strategy: Any, seed: int, size: int, add: Callable[[str, Any], object]
         if idle >= _IDLE and needed <= ways and declared_features <= seen:
             raise _StopDrawing
 
-    with without_module_constants(), contextlib.suppress(_StopDrawing):
-        collect()
+    try:
+        with without_module_constants(), contextlib.suppress(_StopDrawing):
+            collect()
+    except (FailedHealthCheck, Unsatisfiable) as error:
+        raise SpecError(
+            "the inputs strategy gives too few examples: it filters out almost all draws. Draw "
+            "what is needed, by multiple_of=, dims= or constraints such as 'm n; m <= n', in place "
+            "of .filter() and assume()"
+        ) from error
 
 
 def _declared(drawn: Any) -> Declared:

@@ -464,7 +464,12 @@ def _overhangs(block: BlockFacts) -> bool:
 
 
 def describe_writer(
-    call: KernelCall, output: int, index: Sequence[int], shape: Sequence[int]
+    call: KernelCall,
+    output: int,
+    index: Sequence[int],
+    shape: Sequence[int],
+    *,
+    written: bool | None = True,
 ) -> str:
     """Say which block has an element and which grid program wrote it; "" if that is not known.
 
@@ -473,10 +478,13 @@ def describe_writer(
       output: the position of the output among the kernel's outputs.
       index: the element, an index into the whole output.
       shape: of the output.
+      written: whether a program wrote the element; None if it may be memory as it was.
     """
     facts = call.facts
     if facts is None or not facts.grid:
         return ""  # one program, or refs
+    if 0 in facts.grid:
+        return f"{call.name} has the grid {facts.grid}, so no program runs, and nothing is written"
     writers = writers_of(call, output, index)
     if writers is None:
         return ""
@@ -487,7 +495,11 @@ def describe_writer(
     kernel = f"{call.name} (grid {facts.grid})"
     if not programs:
         return f"no program of {kernel} writes its block {block} = [{region}]"
-    return f"written by {_points(programs)} of {kernel}, output block {block} = [{region}]"
+    by = _points(programs)
+    if written:
+        return f"written by {by} of {kernel}, output block {block} = [{region}]"
+    lead = "output block" if written is None else "never written: in output block"
+    return f"{lead} {block} = [{region}] of {by} of {kernel}"
 
 
 def writers_of(

@@ -235,7 +235,8 @@ class Isolator:
         if note is not None and note.examples:
             own = getattr(item, "result", None)
             if not isinstance(own, Result):
-                made = Result(kernel=note.kernel, check=note.check, backend=note.backend)
+                names = ("kernel", "check", "backend", "source")
+                made = Result(**{name: getattr(note, name) for name in names})
                 key = (note.kernel, note.check, note.backend)
                 own = self.session.results.setdefault(key, made)
             own.examples = note.examples

@@ -202,7 +202,7 @@ class StepNote:
     Attributes:
       step: the name of the step.
       limit: its time limit in seconds.
-      kernel, check, backend, family, mesh: those of the example, or of the spec's test.
+      kernel, check, backend, family, source, mesh: those of the example, or of the spec's test.
       examples: number of started examples, with this one.
       drawn: the example, as names and texts of facts.
       running: the running kernels, as ``name at file:line``.
@@ -214,6 +214,7 @@ class StepNote:
     check: str = ""
     backend: str = ""
     family: Text = ""
+    source: str = ""
     mesh: Mapping[str, int] = field(default_factory=dict[str, int])
     examples: Count = 0
     drawn: Sequence[tuple[str, Text]] = ()

@@ -368,6 +368,6 @@ class Alarm:
 
 
 def _subject(builder: Any) -> dict[str, Any]:
-    """Return the fields of a note that name kernel, check, backend, family and mesh of a result."""
-    names = ("kernel", "check", "backend", "family")
+    """Return the fields of a note that a result has, too, such as kernel, check and mesh."""
+    names = ("kernel", "check", "backend", "family", "source")
     return {**{name: getattr(builder, name) for name in names}, "mesh": dict(builder.mesh)}

@@ -95,8 +95,8 @@ def explain(
     """
     mask = failed.mask
     assert mask is not None, "a comparison that failed on elements has a mask"
-    actual, expected = _for_arithmetic(sides.actual), _for_arithmetic(sides.expected)
-    slack = _slack(failed.allowed, sides.actual.dtype)
+    actual, expected = for_arithmetic(sides.actual), for_arithmetic(sides.expected)
+    slack = slack_of(failed.allowed, sides.actual.dtype)
     patterns = (
         *value_patterns(mask, actual, expected, slack),
         *location_patterns(mask, block_shape),
@@ -126,7 +126,7 @@ def explain(
     return replace(failed, explanation=explanation, patterns=patterns)
 
 
-def _slack(allowed: float, dtype: np.dtype[Any]) -> float:
+def slack_of(allowed: float, dtype: np.dtype[Any]) -> float:
     """Return how far, relative to the scale, values may be from a pattern that is reported.
 
     At least a rounding error, but no more than 1/32 beyond that: with a wide bound, or in a narrow
@@ -138,7 +138,8 @@ def _slack(allowed: float, dtype: np.dtype[Any]) -> float:
     return max(0.6 * eps, min(max(allowed, 4.0) * eps, 1 / 32))
 
 
-def _for_arithmetic(array: Array) -> Array:
+def for_arithmetic(array: Array) -> Array:
+    """Return an array as float64 or complex128."""
     array = wide(array)
     return array if array.dtype.kind in "fc" else array.astype(np.float64)
 
@@ -159,7 +160,7 @@ def _class_lines(
     for pair, count in zip(*np.unique(pairs[differ], return_counts=True), strict=True):
         own, right = divmod(int(pair), len(CLASS_NAMES))
         lines.append(f"{CLASS_NAMES[own]} where the oracle is {CLASS_NAMES[right]}: {count}")
-    same = differ & (classes(_for_arithmetic(sides.baseline)) == actual_classes)
+    same = differ & (classes(for_arithmetic(sides.baseline)) == actual_classes)
     if same.any():
         lines.append(
             f"in {np.count_nonzero(same)} of them the baseline is no better: draw smaller values, "

@@ -151,6 +151,19 @@ def expected(
     )
 
 
+def evaluate_in_float64(
+    reference: Callable[..., Any], args: tuple[Any, ...], options: Mapping[str, Any]
+) -> Leaves:
+    """Evaluate a reference as the oracle does.
+
+    Raises:
+      KernelReferenceError: the reference raised, or returned no arrays.
+    """
+    with _in_float64():
+        widened = jax.tree.map(_widened, args)
+        return evaluate_reference(reference, widened, options, "in float64").leaves
+
+
 def _precision(oracle: Evaluation, baseline: Evaluation) -> Mapping[str, Precision]:
     """By path, the outputs that are computed in less than float64; see ``judge.precision``."""
     if oracle.jaxpr is None or baseline.jaxpr is None:

@@ -185,10 +185,10 @@ def value_patterns(mask: Array, actual: Array, oracle: Array, slack: float) -> t
     with np.errstate(all="ignore"):
         if wrong.size == 1:
             return tuple(_single(wrong, right, slack))
-        relations = [*_constant(wrong, right), *_moved(mask, actual, oracle, slack)]
+        relations = [*_constant(wrong, right), *moved_values(mask, actual, oracle, slack)]
         if not relations:
             relations = [
-                *_scaled(wrong, right, slack),
+                *(_scaled(wrong, right, slack) or _offset(wrong, right, slack)),
                 *(_wrapped(wrong, right) if slack == 0 else ()),
             ]
     return tuple(relations)
@@ -200,11 +200,11 @@ def _single(wrong: Array, right: Array, slack: float) -> Iterator[str]:
         yield "the wrong element is NaN (read before it was written?)"
     elif wrong[0] == 0:
         yield "the wrong element is 0 (never written, or masked out?)"
-    elif right[0] != 0 and _fits(wrong, -right, slack):
+    elif right[0] != 0 and fits(wrong, -right, slack):
         yield "the wrong element has the wrong sign"
     else:
         for factor in (2, 0.5):
-            if right[0] != 0 and _fits(wrong, factor * right, slack):
+            if right[0] != 0 and fits(wrong, factor * right, slack):
                 yield f"the wrong element is {factor} times the oracle"
 
 
@@ -218,17 +218,17 @@ def _constant(wrong: Array, right: Array) -> Iterator[str]:
         yield f"the wrong elements are all {wrong[0]:.6g}"
 
 
-def _moved(mask: Array, actual: Array, oracle: Array, slack: float) -> Iterator[str]:
-    """Report that the right values are there, in other places."""
+def moved_values(mask: Array, actual: Array, oracle: Array, slack: float) -> Iterator[str]:
+    """Report that the right values are there, in other places; the arguments are as above."""
     if (oracle == oracle.flat[0]).all():
         return
     square = oracle.ndim >= 2 and oracle.shape[-1] == oracle.shape[-2]
-    if square and _fits(actual, np.swapaxes(oracle, -1, -2), slack):
+    if square and fits(actual, np.swapaxes(oracle, -1, -2), slack):
         yield "the output is the oracle with its last two axes transposed"
         return
     for axis in (axis for axis, size in enumerate(oracle.shape) if size > 1):
         for shift in (1, -1):
-            if _fits(actual, np.roll(oracle, shift, axis), slack):
+            if fits(actual, np.roll(oracle, shift, axis), slack):
                 yield f"the output is the oracle rolled by {shift} along axis {axis}"
                 return
     if oracle.ndim >= 2:
@@ -255,11 +255,11 @@ def _swapped_blocks(
             continue
         # Few elements rule out nearly every shape, whatever the size of the output.
         source = _swapped(some[-2], some[-1], block, (rows, columns))
-        if not _fits(actual[some], oracle[*some[:-2], *source], slack):
+        if not fits(actual[some], oracle[*some[:-2], *source], slack):
             continue
         row, column = np.arange(rows)[:, None], np.arange(columns)[None]
         source = _swapped(row, column, block, (rows, columns))
-        if _fits(actual, oracle[..., *source], slack):
+        if fits(actual, oracle[..., *source], slack):
             return block
     return None
 
@@ -279,20 +279,39 @@ def _divisors(number: int) -> list[int]:
     return sorted({*low, *(number // size for size in low)})
 
 
-def _scaled(wrong: Array, right: Array, slack: float) -> Iterator[str]:
+def _scaled(wrong: Array, right: Array, slack: float) -> list[str]:
     """Report that the wrong values are the right ones times one constant."""
     top = np.abs(right).max()
     if wrong.size < 3 or not np.isfinite(wrong).all() or not 0 < top < np.inf:
-        return
+        return []
     weights = np.conj(right) / top  # least squares, scaled so that nothing overflows
     factor = np.sum(wrong * weights) / np.sum(right * weights)
-    if not np.isfinite(factor) or factor == 0 or not _fits(wrong, factor * right, slack):
-        return
+    if not np.isfinite(factor) or factor == 0 or not fits(wrong, factor * right, slack):
+        return []
     if abs(factor + 1) <= slack:
-        yield "the wrong elements have the wrong sign"
-    elif abs(factor - 1) > slack:
-        direction = np.round(factor / abs(factor), 4) + 0.0  # no 1e-17 beside an imaginary unit
-        yield f"the wrong elements are {direction * abs(factor):.4g} times the oracle"
+        return ["the wrong elements have the wrong sign"]
+    if abs(factor - 1) <= slack:
+        return []
+    direction = np.round(factor / abs(factor), 4) + 0.0  # no 1e-17 beside an imaginary unit
+    return [f"the wrong elements are {direction * abs(factor):.4g} times the oracle"]
+
+
+def _offset(wrong: Array, right: Array, slack: float) -> list[str]:
+    """Report that the wrong values are the right ones plus one constant, which is no rounding."""
+    differences = wrong - right
+    if wrong.size < 3 or not np.isfinite(differences).all():
+        return []
+    scale = np.sqrt(np.mean(np.square(np.abs(right))))
+    offset = np.mean(differences)
+    spread = np.abs(differences - offset).max()
+    size = slack * max(scale, abs(offset))
+    if spread > size or abs(offset) <= 8 * size or (right == right[0]).all():
+        return []
+    if np.iscomplexobj(wrong):
+        return [f"the wrong elements are the oracle plus {offset:.4g}"]
+    return [
+        f"the wrong elements are the oracle {'plus' if offset > 0 else 'minus'} {abs(offset):.4g}"
+    ]
 
 
 def _wrapped(wrong: Array, right: Array) -> Iterator[str]:
@@ -316,7 +335,7 @@ def _narrow(wrong: Array, bits: int) -> str:
     return f"(wrapped around in {name}?)"
 
 
-def _fits(actual: Array, candidate: Array, slack: float) -> bool:
+def fits(actual: Array, candidate: Array, slack: float) -> bool:
     """Return whether ``actual`` is ``candidate`` within ``slack`` of its scale; NaN equals NaN."""
     magnitude = np.abs(candidate)
     finite = magnitude[np.isfinite(magnitude)]

@@ -44,8 +44,11 @@ from pytest_pallas.judge.tolerance import ProductPrecision
 from pytest_pallas.replay.values import Array, call_of, dump, load, metadata_of, read
 from pytest_pallas.results import replacing
 
-#: Version of the JSON form; see docs/goldens.md.
-SCHEMA = 1
+#: Version of the JSON form of goldens; see docs/goldens.md. Before 2, no array was compressed.
+SCHEMA = 2
+
+#: Version of the JSON form of examples.
+EXAMPLE_SCHEMA = 1
 
 #: A SHA-256.
 Digest = Annotated[str, Matching("[0-9a-f]{64}", "a SHA-256")]
@@ -192,24 +195,25 @@ def from_json(plain: Any) -> Golden:
     Raises:
       GoldenError: it is no golden, or of a newer version of pytest-pallas.
     """
-    content = without_schema(plain, SCHEMA, "golden")
+    content = without_schema(plain, (1, SCHEMA), "golden")
     try:
         return decode(Golden, content)
     except DataError as error:
         raise GoldenError(f"this is no golden of pytest-pallas: {error}") from None
 
 
-def without_schema(plain: Any, schema: int, what: str) -> dict[str, Any]:
-    """Return the fields of a file, whose schema must be this one.
+def without_schema(plain: Any, schemas: Sequence[int], what: str) -> dict[str, Any]:
+    """Return the fields of a file, whose schema must be one of these, of which the last is newest.
 
     Raises:
       GoldenError: it is of another version, or no file of pytest-pallas.
     """
     if not isinstance(plain, dict) or not isinstance(plain.get("schema"), int):
         raise GoldenError(f"this is no {what} of pytest-pallas")
-    if plain["schema"] != schema:
+    if plain["schema"] not in schemas:
         raise GoldenError(
-            f"it has the schema {plain['schema']!r:.20}, and this pytest-pallas reads {schema}; "
+            f"it has the schema {plain['schema']!r:.20}, and this pytest-pallas reads "
+            f"{schemas[-1]}; "
             f"install the version that wrote it{', or record again' if what == 'golden' else ''}"
         )
     return {name: value for name, value in plain.items() if name != "schema"}
@@ -338,7 +342,7 @@ def content_of(example: Example, arrays: Sequence[Array]) -> bytes:
     Raises:
       OptionError: safetensors is not installed.
     """
-    plain = {"schema": SCHEMA, **dataclasses.asdict(example)}
+    plain = {"schema": EXAMPLE_SCHEMA, **dataclasses.asdict(example)}
     named = {f"in{number}": array for number, array in enumerate(arrays)}
     return dump(named, {_KEY: json.dumps(plain)})
 
@@ -368,7 +372,9 @@ def _loaded(content: bytes) -> LoadedExample:
     if text is None:
         raise GoldenError("this is no example of pytest-pallas")
     try:
-        example: Example = decode(Example, without_schema(parse(text), SCHEMA, "example"))
+        example: Example = decode(
+            Example, without_schema(parse(text), (EXAMPLE_SCHEMA,), "example")
+        )
     except DataError as error:
         raise GoldenError(f"this is no example of pytest-pallas: {error}") from None
     named = {f"in{number}": kind for number, kind in enumerate(example.kinds)}
@@ -436,7 +442,7 @@ class Store:
         Raises:
           OSError: the folder cannot be written to.
         """
-        content = dump(arrays)
+        content = dump(arrays, compressed=True)
         golden = dataclasses.replace(golden, tensors=hashlib.sha256(content).hexdigest())
         path = self.folder / "tensors" / f"{golden.tensors}.safetensors"
         if not path.is_file():

@@ -5,8 +5,8 @@ these. Anything else (a function, a mask object) is written as ``opaque``, by it
 tells the call from others, but the call can only be made by drawing it again.
 
 The format has names for most dtypes that JAX has. Arrays of the others (4 bits and less,
-complex128) are stored as their bytes. The manifest has the dtype and shape of every array, and a
-reader takes them from there.
+complex128) are stored as their bytes, and so are compressed ones. The manifest has the dtype and
+shape of every array, and a reader takes them from there.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import importlib
 import json
 import math
 import re
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any
@@ -47,21 +48,41 @@ _MOST_HEADER = 100_000_000
 _Metadata = Mapping[str, Annotated[str, AsWritten()]]
 
 
-def dump(arrays: Mapping[str, Array], metadata: Mapping[str, str] | None = None) -> bytes:
+def dump(
+    arrays: Mapping[str, Array],
+    metadata: Mapping[str, str] | None = None,
+    *,
+    compressed: bool = False,
+) -> bytes:
     """Return arrays by name as the bytes of a file; equal arrays give equal bytes.
+
+    Args:
+      arrays: by name.
+      metadata: texts of the file.
+      compressed: whether to compress each array that gets smaller by it.
 
     Raises:
       OptionError: safetensors is not installed.
     """
     save = _module("safetensors.numpy").save
-    return bytes(save({name: _named(array) for name, array in arrays.items()}, metadata))
+    stored = {name: _named(array) for name, array in arrays.items()}
+    if compressed:
+        smaller = {
+            name: small
+            for name, array in arrays.items()
+            if (small := _compressed(array)) is not None
+        }
+        stored |= smaller
+        if smaller:
+            metadata = {**(metadata or {}), _COMPRESSED: json.dumps(sorted(smaller))}
+    return bytes(save(stored, metadata))
 
 
 def load(content: bytes, kinds: Mapping[str, tuple[str, tuple[int, ...]]]) -> dict[str, Array]:
     """Load the arrays of a file, whose dtypes and shapes are those of ``kinds``.
 
     Raises:
-      GoldenError: the content is no such file, or lacks an array.
+      GoldenError: the content is no such file, or lacks an array, or one is damaged.
       OptionError: safetensors is not installed.
     """
     module = _module("safetensors")
@@ -73,10 +94,57 @@ def load(content: bytes, kinds: Mapping[str, tuple[str, tuple[int, ...]]]) -> di
     for name in kinds:
         if name not in stored:
             raise GoldenError(f"the array {name!r} is missing in its file")
-    return {
-        name: _array(name, stored[name], dtype_of(dtype), shape)
-        for name, (dtype, shape) in kinds.items()
-    }
+    compressed = _compressed_names(content)
+    arrays: dict[str, Array] = {}
+    for name, (text, shape) in kinds.items():
+        dtype = dtype_of(text)
+        data = stored[name]
+        if name in compressed:
+            data = _decompressed(name, data, dtype, math.prod(shape))
+        arrays[name] = _array(name, data, dtype, shape)
+    return arrays
+
+
+#: The names of the compressed arrays in the metadata of a file, a JSON list.
+_COMPRESSED = "pytest-pallas compressed"
+
+
+def _compressed(array: Array) -> Array | None:
+    """Compress an array with zlib, its first bytes first; None if that does not make it smaller.
+
+    Sign and exponent of floats take few values, and compress well apart from the last bits.
+    """
+    size = array.dtype.itemsize
+    data = np.ascontiguousarray(array).reshape(-1).view(np.uint8).reshape(-1, size)
+    content = zlib.compress(data.T.tobytes())
+    return np.frombuffer(content, np.uint8) if len(content) < array.nbytes else None
+
+
+def _decompressed(name: str, content: bytes, dtype: np.dtype[Any], count: int) -> bytes:
+    """Return the bytes of a compressed array of so many elements.
+
+    Raises:
+      GoldenError: the content is damaged, or has another number of bytes, however many.
+    """
+    size = dtype.itemsize
+    decompressor = zlib.decompressobj()
+    try:
+        data = decompressor.decompress(content, count * size + 1)
+    except zlib.error as error:
+        raise GoldenError(f"the array {name!r} is damaged: {error}") from None
+    if len(data) != count * size or not decompressor.eof or decompressor.unused_data:
+        raise GoldenError(f"the array {name!r} is damaged: it has not {count * size} bytes")
+    return np.frombuffer(data, np.uint8).reshape(size, -1).T.tobytes()
+
+
+def _compressed_names(content: bytes) -> Sequence[str]:
+    text = metadata_of(content).get(_COMPRESSED)
+    if text is None:
+        return ()
+    try:
+        return decode(list[str], parse(text))
+    except DataError as error:
+        raise GoldenError(f"this is no file of arrays: {error}") from None
 
 
 def metadata_of(content: bytes) -> Mapping[str, str]:

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import functools
-import inspect
 import os
 import shlex
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from types import CodeType
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -24,12 +21,14 @@ from pytest_pallas.pytest_session import (
     RAISED,
     RAISED_ON,
     RECORDS,
+    SECTION,
     STATUS,
     STOPPED_BY,
     PytestSession,
 )
 from pytest_pallas.record import Host, Record, error_fields, from_json, to_json
 from pytest_pallas.report.pictures import pictures_of
+from pytest_pallas.run.result import code_of
 
 if TYPE_CHECKING:
     from pytest_pallas.replay.saved import Saved
@@ -76,25 +75,13 @@ def locate(item: pytest.Item, report: pytest.TestReport, error: BaseException) -
     """
     context = getattr(facts_of(error).failure, "context", None)
     spec: Any = getattr(item, "spec", None)
-    code = None if spec is None or context is None else _code_of(context.kernel)
+    code = None if spec is None or context is None else code_of(context.kernel)
     if code is None:
         return
     path, root = Path(code.co_filename).resolve(), item.config.rootpath
     if path.is_relative_to(root):
         line = code.co_firstlineno - 1  # from 0
         report.location = (os.path.relpath(path, root), line, report.location[2])
-
-
-def _code_of(function: Any) -> CodeType | None:
-    """Find the code of a function, also of a jitted function or a partial."""
-    while True:
-        if isinstance(function, functools.partial):
-            function = function.func
-        elif hasattr(function, "__wrapped__"):
-            function = inspect.unwrap(function)
-        else:
-            break
-    return getattr(function, "__code__", None)
 
 
 def attach(
@@ -117,7 +104,7 @@ def attach(
             script = "" if saved is None else f"\nscript: {saved}"
             if saved is not None and saved.example is not None:
                 script += f"\nexample: {saved.example}"
-            report.sections.append(("pallas", f"replay: {replay}{script}"))
+            report.sections.append((SECTION, f"replay: {replay}{script}"))
     if error is not None and outcome == "failed":
         locate(item, report, error)
     records: list[Record] = []

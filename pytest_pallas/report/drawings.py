@@ -465,7 +465,7 @@ def stacked(counts: Sequence[tuple[str, int]], title: str) -> Svg:
     for kind, count in counts:
         if count:
             wide = max(6.0, 988.0 * count / total)
-            parts.append(rect(x, 0, wide, 12, f"of-{kind}", f"{count:,} {kind}"))
+            parts.append(rect(x, 0, wide, 12, f"of-{kind.replace(' ', '-')}", f"{count:,} {kind}"))
             x += wide + 2
     return picture(x or 1.0, 12, title, *parts, preserveAspectRatio="none")
 

@@ -1,7 +1,8 @@
 """Write the files of a session at its end, each in one step; they are checked at its start.
 
-``--pallas-results`` writes the records as JSON (docs/reference.md, "Results"), ``--pallas-html``
-the page, which ``report.html`` renders.
+``--pallas-results`` writes the records as JSON (docs/reference.md, "Results"),
+``--pallas-failures`` only those of failures, without what their messages say as well, and
+``--pallas-html`` the page, which ``report.html`` renders.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import re
 import shlex
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
@@ -28,7 +30,16 @@ from pytest_pallas.decoding import jsonable
 from pytest_pallas.mutate.report import others
 from pytest_pallas.pytest_session import PytestSession
 from pytest_pallas.pytest_session import to_json as to_plain
-from pytest_pallas.record import SCHEMA, Record, plain_not_applicable, to_json
+from pytest_pallas.record import (
+    BAD,
+    SCHEMA,
+    STATUSES,
+    Record,
+    plain_not_applicable,
+    status_of,
+    to_json,
+)
+from pytest_pallas.report.section import number
 from pytest_pallas.report.terminal import count_distinct, entries
 from pytest_pallas.results import FinishedTest, plain_tests, replacing, text_parts
 
@@ -46,10 +57,8 @@ def check_output_files(session: PytestSession) -> None:
       OptionError: a file cannot be written, or a package for it is not installed.
     """
     folder = session.config.invocation_params.dir
-    for name in ("results", "html"):
-        path: Path | None = getattr(session.options, name)
-        if path is None:
-            continue
+    for name in session.options.writes:
+        path: Path = getattr(session.options, name)
         flag = f"--pallas-{name}={path}"
         if name == "html":
             from pytest_pallas.report.html import check_installed
@@ -74,19 +83,20 @@ def write_files(
       sections: those of the project: names and texts.
       kept: the tests of the run; its journal is closed, and removed once the results are written.
     """
-    for name in ("results", "html"):
-        path: Path | None = getattr(session.options, name)
-        if path is None:
-            continue
+    for name in session.options.writes:
+        path: Path = getattr(session.options, name)
+        count = number(len(records), "record")
         if name == "html":
-            parts, what = _page(session, records, sections), "report of"
+            parts, count = _page(session, records, sections), f"report of {count}"
+        elif name == "failures":
+            bad = sum(record.outcome in BAD for record in others(records))
+            parts, count = failures(session, records), number(bad, "failure")
         else:
             tests = ((), (), {}) if kept is None else (kept.collected, kept.tests, kept.parts)
-            parts, what = document(session, records, *tests), ""
+            parts = document(session, records, *tests)
         folder = session.config.invocation_params.dir  # as the user gave it
         shown = path.relative_to(folder) if path.is_relative_to(folder) else path
-        count = "1 record" if len(records) == 1 else f"{len(records)} records"
-        line, written = f"{what} {count} written to {shown}".strip(), True
+        line, written = f"{count} written to {shown}", True
         try:
             write(path, parts)
         except OSError as error:  # the folder existed at the start
@@ -171,6 +181,31 @@ def document(
     if session.fleet is not None:
         whole["fleet"] = to_plain(session.fleet)
     return text_parts(whole)
+
+
+#: Fields of a record that the file of failures leaves out; its message has what they say.
+_LONG = ("explanation", "pictures", "compiled", "inputs", "signatures", "mutants")
+
+
+def failures(session: PytestSession, records: Sequence[Record]) -> Iterator[str]:
+    """Write the failures as JSON, in parts: their fields that are not empty, without long ones."""
+    rest = others(records)
+    count = Counter(map(status_of, rest))
+    whole: dict[str, Any] = {
+        "schema": SCHEMA,
+        "environment": environment(),
+        "options": option_values(session),
+        "counts": {name: count[name] for name in STATUSES},
+        "failures": (_compact(to_json(record)) for record in rest if record.outcome in BAD),
+    }
+    return text_parts(whole)
+
+
+def _compact(plain: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of a failure that are neither empty nor long."""
+    kept = {name: value for name, value in plain.items() if name not in _LONG}
+    kept["others"] = [_compact(other) for other in plain.get("others", ())]
+    return {name: value for name, value in kept.items() if value not in ("", None, [], {})}
 
 
 def first_line(session: PytestSession, collected: Sequence[str]) -> dict[str, Any]:

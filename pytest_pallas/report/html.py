@@ -16,7 +16,7 @@ import functools
 import hashlib
 import math
 from collections import Counter
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -35,7 +35,7 @@ from pytest_pallas.errors import facts_of
 from pytest_pallas.grid.analysis import Analysis
 from pytest_pallas.judge.references import flatten
 from pytest_pallas.mutate.report import MutantSummary, mutants, others
-from pytest_pallas.record import OUTCOMES, Record, error_fields
+from pytest_pallas.record import BAD, STATUSES, Record, error_fields, status_of
 from pytest_pallas.report.drawings import (
     MOST_WAITS,
     Svg,
@@ -55,9 +55,9 @@ from pytest_pallas.report.drawings import (
     timeline,
 )
 from pytest_pallas.report.inputs import covered
-from pytest_pallas.report.pictures import grids_of, shown_of
+from pytest_pallas.report.pictures import grids_of, lines_of, shown_of, sources_of
 from pytest_pallas.report.section import group_by, number
-from pytest_pallas.report.summary import backends_of, grouped, times, worst
+from pytest_pallas.report.summary import backends_of, counts_text, grouped, times, worst
 
 _TEMPLATES = Path(__file__).parent / "templates"
 
@@ -123,7 +123,7 @@ def page(
 
     tried, rest = mutants(records), others(records)
     inputs = covered(record for record in rest if not record.compiled)
-    count = Counter(record.outcome for record in rest)
+    count = Counter(map(status_of, rest))
     bad = sum(count[outcome] for outcome in BAD)
     backends = backends_of(rest, families)
     rows = kernels(rest, backends)
@@ -135,11 +135,11 @@ def page(
         script_hash=_hash(script),
         verdict=_verdict(rows, bad, tried),
         mood=_mood(rows, bad, tried),
-        count={name: count[name] for name in ("failed", "xpassed", "xfailed", "skipped", "passed")},
+        count={name: count[name] for name in STATUSES},
         bad=bad,
         stacked=stacked(
-            [(name, count[name]) for name in ("failed", "xpassed", "xfailed", "passed", "skipped")],
-            ", ".join(f"{count[name]} {name}" for name in OUTCOMES),
+            [(name, count[name]) for name in STATUSES],
+            ", ".join(f"{count[name]} {name}" for name in STATUSES if count[name]),
         ),
         seconds=sum(record.seconds for record in records),
         examples=sum(record.examples for record in records),
@@ -202,14 +202,8 @@ def _hash(text: str) -> str:
 
 # The kernels by backends, and their details.
 
-#: Outcomes that fail a run.
-BAD = ("failed", "xpassed")
-
 #: States of a row or a cell, worst first.
 STATES = ("failed", "xfailed", "passed", "skipped", "none")
-
-#: The states of a cell as text. As in the terminal, passed checks precede expected failures.
-_STATES_SHOWN = {"failed": "failed", "passed": "ok", "xfailed": "xfail", "skipped": "skipped"}
 
 #: Limits on the size of the page: the number of failures with pictures, and of kernels without
 #: failures that have details.
@@ -222,7 +216,7 @@ class KernelCell:
 
     Attributes:
       state: one of ``STATES``.
-      text: such as ``2 failed``.
+      text: as in the terminal, such as ``8 ok 2 FAILED``.
       multiple: the worst error of checks that passed as a multiple of the baseline's, as text.
       title: counts of all outcomes.
       rank: the sort key of a column, the worst first.
@@ -242,7 +236,7 @@ class CheckRow:
     Attributes:
       check: its name.
       backends: their labels.
-      outcome: of each.
+      outcome: of each, one of ``STATUSES``.
       multiple: the worst error as a multiple of the baseline's, or None.
       examples: how many ran on all backends.
       seconds: how long they took.
@@ -285,6 +279,11 @@ class KernelRow:
     checks: Sequence[CheckRow]
     records: Sequence[Record]
     multiple: float | None
+
+    @property
+    def counts(self) -> str:
+        """The number of checks by their status."""
+        return _described(self.records)
 
     @property
     def rank(self) -> float:
@@ -331,7 +330,7 @@ def check_rows(records: Sequence[Record]) -> list[CheckRow]:
     """Make the rows of checks of a kernel, failures first."""
 
     def key(record: Record) -> Hashable:
-        alike = (record.check, record.outcome, _remark(record))
+        alike = (record.check, status_of(record), _remark(record))
         return id(record) if record.outcome in BAD else alike
 
     groups = group_by(sorted(records, key=_order), key)
@@ -339,7 +338,7 @@ def check_rows(records: Sequence[Record]) -> list[CheckRow]:
         CheckRow(
             check=rows[0].check,
             backends=list(dict.fromkeys(row.backend for row in rows)),
-            outcome=rows[0].outcome,
+            outcome=status_of(rows[0]),
             multiple=max((row.multiple for row in rows if row.multiple is not None), default=None),
             examples=sum(row.examples for row in rows),
             seconds=sum(row.seconds for row in rows),
@@ -357,29 +356,31 @@ def _remark(record: Record) -> str:
 
 
 def _order(record: Record) -> tuple[int, str]:
-    ranked = ("failed", "xpassed", "xfailed", "passed", "skipped")
-    return ranked.index(record.outcome), record.backend
+    return STATUSES.index(status_of(record)), record.backend
 
 
 def _cell(rows: Sequence[Record]) -> KernelCell:
+    if not rows:
+        return KernelCell(state="none", text="-", multiple="", title="no check", rank=-1.0)
     count = Counter(row.outcome for row in rows)
     failed = sum(count[outcome] for outcome in BAD)
-    numbers = {**count, "failed": failed}
-    passed = [row for row in rows if row.outcome == "passed"]
-    multiple = worst(passed)
-    state = next((name for name in _STATES_SHOWN if numbers.get(name)), "none")
-    if state == "none":
-        return KernelCell(state="none", text="-", multiple="", title="not run", rank=-1.0)
-    text = f"{numbers[state]} {_STATES_SHOWN[state]}"
-    if state == "passed" and count["xfailed"]:
-        text += f", {count['xfailed']} xfail"
+    outcomes = ("passed", "xfailed", "skipped")  # passed checks precede expected failures
+    state = "failed" if failed else next(name for name in outcomes if count[name])
+    multiple = worst([row for row in rows if row.outcome == "passed"])
     return KernelCell(
         state=state,
-        text=text,
+        text=counts_text(rows),
         multiple="" if failed else times(multiple),
-        title=", ".join(f"{count[name]} {name}" for name in OUTCOMES if count[name]),
+        title=_described(rows),
         rank=_rank(state, failed, None if failed else multiple),
     )
+
+
+def _described(rows: Iterable[Record]) -> str:
+    """Count all checks by their status: ``2 failed, 8 passed, 10 not run``."""
+    count = Counter(map(status_of, rows))
+    count["failed"] += count.pop("xpassed", 0)  # as in the table
+    return ", ".join(f"{count[name]:,} {name}" for name in STATUSES if count[name])
 
 
 def _rank(state: str, failed: int, multiple: float | None) -> float:
@@ -417,6 +418,19 @@ class Figure:
     table: Sequence[Sequence[str]] = ()
 
 
+@dataclass(frozen=True)
+class SourceExcerpt:
+    """Lines of source code around those of a finding.
+
+    Attributes:
+      title: the file and the numbers of these lines.
+      rows: the number of each line, its text, and whether it is one of these.
+    """
+
+    title: str
+    rows: Sequence[tuple[int, str, bool]]
+
+
 @dataclass(frozen=True, kw_only=True)
 class FailureCard:
     """A failed check.
@@ -428,6 +442,7 @@ class FailureCard:
       details: further lines.
       compared: facts about the output, as (name, lines).
       drawn: facts about the drawn call, likewise.
+      sources: the source code around findings.
       figures: pictures.
       unavailable: the reason why a picture is missing, or "".
       likewise: other failures with the same cause, which have no card of their own.
@@ -439,6 +454,7 @@ class FailureCard:
     details: Sequence[str]
     compared: Sequence[tuple[str, Sequence[str]]]
     drawn: Sequence[tuple[str, Sequence[str]]]
+    sources: Sequence[SourceExcerpt]
     figures: Sequence[Figure]
     unavailable: str
     likewise: Sequence[Record] = ()
@@ -469,10 +485,18 @@ def failure(record: Record, *, drawn: bool = True, likewise: Sequence[Record] = 
         details=details,
         compared=[(_TITLES.get(k, k), v) for k, v in facts.items() if k not in _DRAWN],
         drawn=[(_TITLES.get(k, k), v) for k, v in facts.items() if k in _DRAWN],
+        sources=[_excerpt(source) for source in record.pictures.get("sources", ())],
         figures=figures,
         unavailable=unavailable,
         likewise=likewise,
     )
+
+
+def _excerpt(source: Mapping[str, Any]) -> SourceExcerpt:
+    marked = source["marked"]
+    lines = enumerate(source["lines"], source["first"])
+    title = f"{source['file']}:{', '.join(map(str, marked))}"
+    return SourceExcerpt(title, [(number, text, number in marked) for number, text in lines])
 
 
 def _without_message(record: Record) -> str:
@@ -775,6 +799,7 @@ def _simulation(simulation: Simulation) -> tuple[FailureCard | None, str]:
         check="simulate",
         message=text_of(simulation.findings),
         findings=tuple(finding.to_json() for finding in simulation.findings),
+        pictures={"sources": sources_of(lines_of(simulation.findings))},
     )
     return card, text
 

@@ -8,8 +8,9 @@ errors of an output.
 
 from __future__ import annotations
 
+import linecache
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -17,8 +18,9 @@ import numpy as np
 
 from pallas_sim.dtypes import Array, is_complex, is_exact, wide
 from pallas_sim.errors import PallasError
+from pallas_sim.findings import Finding, read
 from pytest_pallas.checks.context import CheckResult, ComparedOutputs
-from pytest_pallas.checks.verdict import contents_of, writer_of
+from pytest_pallas.checks.verdict import contents_of, raised_frame, writer_of
 from pytest_pallas.draw.arguments import Arguments
 from pytest_pallas.errors import facts_of
 from pytest_pallas.grid.analysis import Analysis
@@ -56,6 +58,7 @@ def shown_of(error: PallasError) -> Mapping[str, Any]:
         pictures["arguments"] = arguments_of(facts_of(error).failure.context.arguments)
     if facts_of(error).analysis is not None:
         pictures["grids"] = grids_of(facts_of(error).analysis)
+    pictures["sources"] = sources_of([*lines_of(error.findings), *_raised_at(error)])
     return pictures
 
 
@@ -76,6 +79,51 @@ def examples_of(builder: Result) -> list[dict[str, Any]]:
 def plain(number: float) -> float | str:
     """Round a number to the digits that a picture needs, for JSON."""
     return float(f"{number:.4g}") if math.isfinite(number) else str(number)
+
+
+# The source code around findings.
+
+#: Number of places that are shown, lines before and after each, and characters of a line.
+_PLACES, _AROUND, _COLUMNS = 4, 3, 160
+
+
+def lines_of(findings: Iterable[Finding]) -> list[str]:
+    """List the lines that findings name, ``file:line``, each once: of accesses and waits, too."""
+    lines: list[str] = []
+    for finding in findings:
+        parts = (*finding.accesses, *finding.waits)
+        lines += [finding.line, *(part.line for part in parts)]
+    return list(dict.fromkeys(lines))
+
+
+def _raised_at(error: PallasError) -> list[str]:
+    """List the line where a kernel raised, or where the simulator could not continue."""
+    line = getattr(error, "line", "")
+    frame = raised_frame(facts_of(error).kernel_error)
+    return [line] if frame is None else [line, f"{frame.filename}:{frame.lineno}"]
+
+
+def sources_of(lines: Iterable[str]) -> list[dict[str, Any]]:
+    """Picture the source code around lines, ``file:line``, as far as it can be read.
+
+    Each picture has the ``file``, the number of the ``first`` line that is shown, the ``lines``,
+    and the numbers of those that are ``marked``. Lines that are near to each other share one.
+    """
+    sources: list[dict[str, Any]] = []
+    for at in filter(None, map(read, lines)):
+        near = [
+            source
+            for source in sources
+            if source["file"] == at.file and 0 <= at.line - source["first"] < len(source["lines"])
+        ]
+        code = linecache.getlines(at.file)
+        if near:
+            near[0]["marked"] = sorted({*near[0]["marked"], at.line})
+        elif 0 < at.line <= len(code) and len(sources) < _PLACES:
+            first, last = max(1, at.line - _AROUND), min(len(code), at.line + _AROUND)
+            text = [line.rstrip()[:_COLUMNS] for line in code[first - 1 : last]]
+            sources.append({"file": at.file, "first": first, "lines": text, "marked": [at.line]})
+    return sources
 
 
 # Masks and ids among the arguments.

@@ -16,7 +16,15 @@ import pytest
 
 from pallas_sim.errors import OptionError
 from pytest_pallas.decoding import decode
-from pytest_pallas.pytest_session import OUTPUT, PART_RESULT, RECORDS, SHARD, PytestSession, current
+from pytest_pallas.pytest_session import (
+    OUTPUT,
+    PART_RESULT,
+    RECORDS,
+    SECTION,
+    SHARD,
+    PytestSession,
+    current,
+)
 from pytest_pallas.record import NotApplicable, from_json
 from pytest_pallas.report.section import Line, Results, Section, as_text, number
 
@@ -107,7 +115,7 @@ class Reporter:
         self._join_failures(session)
         if self.session.empty_shard and session.exitstatus == pytest.ExitCode.NO_TESTS_COLLECTED:
             session.exitstatus = pytest.ExitCode.OK  # other machines run them
-        if self.session.options.results is None and self.session.options.html is None:
+        if not self.session.options.writes:
             return
         if self.kept is not None and resumed is not None and not self.kept.begun:
             self.written = [(True, f"nothing was run; {resumed.path} is as it was")]
@@ -144,8 +152,7 @@ class Reporter:
             if not (group := others.get(report.nodeid, report.nodeid)):
                 without_block(report)
             elif not isinstance(group, str):
-                names = ", ".join(record.test.rpartition("::")[2] for record in group)
-                report.longrepr = f"{report.longreprtext}\n  likewise  {names}"
+                _add_likewise(report, ", ".join(r.test.rpartition("::")[2] for r in group))
 
     def _record_costs(self, session: pytest.Session) -> None:
         """Write the costs of compiled kernels, or compare them with the recorded ones."""
@@ -242,6 +249,19 @@ class Reporter:
             terminalreporter.write_line(self.kept.problem, red=True)
         for done, line in self.written:
             terminalreporter.write_line(line, red=not done)
+
+
+def _add_likewise(report: pytest.TestReport, names: str) -> None:
+    """Name the other tests that fail for the same cause in the block of a failed test.
+
+    A report that pytest made of a traceback stays as it is: its summary line is read from there.
+    """
+    if isinstance(report.longrepr, str):
+        report.longrepr = f"{report.longrepr}\n  likewise  {names}"
+        return
+    for position, (title, text) in enumerate(report.sections):
+        if title == SECTION:
+            report.sections[position] = (title, f"{text}\nlikewise: {names}")
 
 
 # Progress lines.

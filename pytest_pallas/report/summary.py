@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from pallas_sim.chips import Label
-from pytest_pallas.record import Record
+from pytest_pallas.record import STATUSES, Record, status_of
 from pytest_pallas.report.section import group_by, number, rendered
 
 if TYPE_CHECKING:
@@ -277,17 +277,28 @@ def _cell(rows: Sequence[Record]) -> tuple[str, str]:
     if not rows:
         return "-", "dim"
     count = Counter(row.outcome for row in rows)
-    parts = [f"{count['passed']} ok"] if count["passed"] else []
     failed = count["failed"] + count["xpassed"]
-    parts += [f"{failed} FAILED"] if failed else []
-    parts += [f"{count['xfailed']} xfail"] if count["xfailed"] else []
-    # A line below the table lists skipped checks and their reasons.
-    parts += [f"{count['skipped']} skipped"] if count["skipped"] and not parts else []
+    parts = [counts_text(rows)]
     multiples = [r.multiple for r in rows if r.multiple is not None and r.outcome == "passed"]
     if multiples and not failed:
         parts.append(times(max(multiples)))
     style = "red" if failed else "yellow" if not count["passed"] else "green"
     return " ".join(parts), style
+
+
+def counts_text(rows: Iterable[Record]) -> str:
+    """Count checks as a cell of the table does: ``8 ok 3 FAILED 1 xfail``.
+
+    A line below the table lists the checks that did not run; a cell counts them if it has no other.
+    """
+    count = Counter(map(status_of, rows))
+    parts = [f"{count['passed']} ok"] if count["passed"] else []
+    failed = count["failed"] + count["xpassed"]
+    parts += [f"{failed} FAILED"] if failed else []
+    parts += [f"{count['xfailed']} xfail"] if count["xfailed"] else []
+    if not parts:
+        parts = [f"{count[name]} {name}" for name in STATUSES if count[name]]
+    return " ".join(parts)
 
 
 def times(multiple: float | None) -> str:

@@ -61,13 +61,14 @@ from pytest_pallas.run.backends import (
 from pytest_pallas.run.check_run import (
     CheckRun,
     check_run,
+    diagnosed,
     lacks_mesh,
     misfit,
     name_of,
     run_example,
 )
 from pytest_pallas.run.drawn import run_drawn
-from pytest_pallas.run.fuzzing import ANOTHER
+from pytest_pallas.run.fuzzing import title_of
 from pytest_pallas.run.nodes import unmet_by_kernels
 from pytest_pallas.run.result import Result
 from pytest_pallas.session import Session
@@ -345,7 +346,7 @@ def _check_function(
     chosen = backend
     with (
         contextlib.suppress(SimulationLimitError),  # the check says it, of an example that counts
-        _tracing_first(session, name, backend, call, names[0] if names else ""),
+        _tracing_first(session, name, backend, call, names[0] if names else "", run.kernel),
     ):
         chosen = backend_of_call(session, backend, run.kernel, call)
         _refuse_too_large(dataclasses.replace(run, backend=chosen), call, names)
@@ -458,7 +459,7 @@ def _check_once(run: CheckRun, arguments: Arguments, named: bool) -> Any:
     headline = f"{run.name}: {check.name} on {label(backend)}"
     try:
         with _guarded(session, headline, backend):
-            result = run_example(run, arguments)
+            result = diagnosed(run, functools.partial(run_example, run, arguments))
             conclude(check, run.result.evidence, run.name, backend)
     except UnsupportedKernelError as error:
         if session.item is None:
@@ -488,6 +489,7 @@ def _tracing_first(
     backend: Backend,
     arguments: Arguments | None = None,
     check: str = "",
+    function: Callable[..., Any] | None = None,
 ) -> Generator[None]:
     """Trace a kernel before its checks, to know which apply, in one time limit for all traces.
 
@@ -499,6 +501,7 @@ def _tracing_first(
       backend: where it will run.
       arguments: the call; None if examples are drawn.
       check: name of the first check, to which it counts if the process dies.
+      function: the kernel, likewise.
 
     Raises:
       SimulationLimitError: it takes longer than ``--pallas-timeout``.
@@ -508,7 +511,8 @@ def _tracing_first(
 
     executes = backend.kind in ("simulating", "interpreting")
     if session.observer is not None and arguments is not None:
-        result = Result(kernel=kernel, check=check, backend=label(backend), examples=1)
+        result = Result.of(kernel, check, backend, function=function)
+        result.examples = 1
         session.observer.example(result, list(drawn_facts(arguments)))
     timeout = session.timeout(session.options_for(session.item))
     try:
@@ -787,9 +791,10 @@ def _run(run: CheckRun) -> str:
 
 def _with_others(error: PallasError) -> PallasError:
     """Return the error whose text has the failures of other causes, too; its data stay."""
-    if not facts_of(error).others:
+    others = facts_of(error).others
+    if not others:
         return error
-    text = "\n".join([str(error), *(f"{ANOTHER}:\n{other}" for other in facts_of(error).others)])
+    text = "\n".join([str(error), *(f"{title_of(other)}:\n{other}" for other in others)])
     whole = error.with_message(text)
     whole.explanation = error.explanation
     return whole

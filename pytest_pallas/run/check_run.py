@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pallas_sim.errors import OptionError
+from pallas_sim.errors import OptionError, PallasError
 from pytest_pallas.backends.processes import gang
 from pytest_pallas.backends.protocol import Backend, label
 from pytest_pallas.backends.registry import parse
@@ -29,6 +29,7 @@ from pytest_pallas.checks.context import (
     OtherMeshes,
     call,
 )
+from pytest_pallas.checks.diagnosis import diagnose
 from pytest_pallas.checks.schedule import Runs
 from pytest_pallas.checks.verdict import drawn_facts, run_check
 from pytest_pallas.compat.fuzzing import is_rejection, rejecting
@@ -109,7 +110,11 @@ class CheckRun(CallProperties):
         key = (self.name, self.check.name, self.backend_name)
         if key not in self.results:
             self.results[key] = Result.of(
-                self.spec or self.name, self.check.name, self.backend, self.sizes
+                self.spec or self.name,
+                self.check.name,
+                self.backend,
+                self.sizes,
+                function=self.kernel,
             )
         return self.results[key]
 
@@ -214,6 +219,22 @@ def check_run(
         options=session.options_for(node),
         **stated,
     )
+
+
+def diagnosed[T](run: CheckRun, function: Callable[[], T]) -> T:
+    """Call a function that runs examples, and say more about the failure that it raises.
+
+    Raises:
+      PallasError: as the function.
+    """
+    __tracebackhide__ = True
+    try:
+        return function()
+    except PallasError as error:
+        if not run.expected:
+            for failed in (error, *facts_of(error).others):
+                diagnose(failed)
+        raise
 
 
 def run_example(

@@ -287,14 +287,15 @@ _LOCATIONS = pytest.StashKey[list[Location]]()
 def add_suite(config: pytest.Config) -> None:
     """Add the folders of ``--pallas-suite`` to the session's arguments.
 
-    Without file arguments, ``--pallas-suite`` replaces testpaths.
+    Without file arguments, ``--pallas-suite`` replaces testpaths; an ini value comes in addition.
     """
     directory = config.invocation_params.dir
     names = current(config).options.suite
     config.stash[_LOCATIONS] = locations = [locate(name, directory) for name in names]
     # A wrong spec must not stop the others; pytest still exits with 1.
     config.option.continue_on_collection_errors = True
-    if config.args_source is not pytest.Config.ArgsSource.ARGS:
+    on_command_line = config.getoption("pallas_suite") is not None
+    if on_command_line and config.args_source is not pytest.Config.ArgsSource.ARGS:
         config.args[:] = []
     _add_spec_files(config, locations)
     paths = [Path(directory, arg.partition("::")[0]).resolve() for arg in config.args]

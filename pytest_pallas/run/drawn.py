@@ -28,7 +28,7 @@ from pytest_pallas.draw.diversity import BASE, choose
 from pytest_pallas.errors import CompilerFailedError, GoldenError, facts_of
 from pytest_pallas.pytest_session import Part
 from pytest_pallas.replay.values import call_of, read
-from pytest_pallas.run.check_run import CheckRun, run_example, subjects_of
+from pytest_pallas.run.check_run import CheckRun, diagnosed, run_example, subjects_of
 from pytest_pallas.run.fuzzing import Fuzz, drawn_calls, fuzz, of_all, replay
 from pytest_pallas.run.rounds import RoundOutcome, fuzz_for, rounds_to_json, run_rounds
 from pytest_pallas.spec import KernelSpec
@@ -101,7 +101,7 @@ def run_drawn(
         return "" if run.result.examples else run.result.withdrawn
     result = run.result
     try:
-        missing = _fuzz(run, slot, pulse, rounds, part)
+        missing = diagnosed(run, lambda: _fuzz(run, slot, pulse, rounds, part))
     except PallasError as error:
         check_result = None if facts_of(error).failure is None else facts_of(error).failure.result
         if check_result is not None and check_result.failed is not None:

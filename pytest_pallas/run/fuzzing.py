@@ -31,6 +31,7 @@ from pallas_sim.dtypes import epsilon, is_exact
 from pallas_sim.errors import OptionError, PallasError
 from pytest_pallas.backends.processes import agree, gang
 from pytest_pallas.checks.context import CheckResult
+from pytest_pallas.checks.diagnosis import show_larger
 from pytest_pallas.checks.inputs import inputs_of
 from pytest_pallas.compat.fuzzing import is_rejection, set_database_key, without_module_constants
 from pytest_pallas.decoding import DataError, decode
@@ -110,6 +111,7 @@ def fuzz(what: Fuzz, *, seed: int, max_examples: int, until: float | None = None
     except PallasError as error:
         if what.shrink and not error.timed_out:
             facts_of(error).others = tuple(_others(what, runner, error, calls))
+            _with_larger(error, runner)
         raise
     if what.elsewhere is not None:
         # These few run although the time may be over.
@@ -143,7 +145,11 @@ def fuzz_until(what: Fuzz, *, seed: int, until: float) -> None:
     what.shapes.update(map(_shape, choice.values()))
     spent = _DrawTimes()
     calls = _calls(choice, MOST_VARIANTS, lambda: agreed(spent.variants > CHEAP * spent.draw))
-    _explore(what, runner, calls, seed=seed, draws=ROUND, spent=spent)
+    try:
+        _explore(what, runner, calls, seed=seed, draws=ROUND, spent=spent)
+    except PallasError as error:
+        _with_larger(error, runner)
+        raise
 
 
 def fuzz_round(what: Fuzz, *, seed: int) -> None:
@@ -162,7 +168,11 @@ def fuzz_round(what: Fuzz, *, seed: int) -> None:
     runner = ExampleRunner(what.run, what.passed)
     alone = replace(what, shapes=set[str]())
     choice = what.source.choose(seed, ROUND, functools.partial(_new, alone))
-    _explore(what, runner, _calls(choice, EACH), seed=seed, draws=ROUND)
+    try:
+        _explore(what, runner, _calls(choice, EACH), seed=seed, draws=ROUND)
+    except PallasError as error:
+        _with_larger(error, runner)
+        raise
 
 
 def _new(what: Fuzz, drawn: Any) -> Collection[Any]:
@@ -263,6 +273,12 @@ def _explore(
         if runner.over:
             return
         spent.add(planned.number, time.monotonic() - started)
+
+
+def _with_larger(error: PallasError, runner: ExampleRunner) -> None:
+    """Show a larger example of the same cause beside one that was shrunk too far."""
+    cause = cause_of(error)
+    show_larger(error, [other for other in runner.failed.values() if cause_of(other) == cause])
 
 
 def _others(
@@ -478,8 +494,9 @@ class ExampleRunner:
 #: Relative to the output's scale: 16 roundings of bfloat16. More is no rounding error.
 _SMALL = 1 / 16
 
-#: Begins each further failure of a check.
+#: Begins each further failure of a check: one that certainly has another cause, and any other.
 ANOTHER = "another failure, of another cause"
+SIMILAR = "another failure, perhaps of the same cause"
 
 #: How many failures of a check are reported.
 MOST_CAUSES = 3
@@ -488,7 +505,7 @@ MOST_CAUSES = 3
 def cause_of(error: BaseException) -> Hashable:
     """Return the identity of the cause of a failure, without what only its example decides.
 
-    For findings: kind, reference and lines. For a wrong output: which one, and whether it has
+    For findings: kind, reference and lines. For wrong outputs: which ones, and whether each has
     another structure, NaN or infinity on one side, an error of the size of roundings, or a larger
     one. For a kernel that raised: the class of the error and the line that raised it.
     """
@@ -497,67 +514,109 @@ def cause_of(error: BaseException) -> Hashable:
     if error.findings:
         return frozenset(finding.key for finding in error.findings)
     check_result = None if facts_of(error).failure is None else facts_of(error).failure.result
-    failed = None if check_result is None else check_result.failed
-    if check_result is not None and failed is not None:
-        return (_output_of(check_result, failed), _size(failed))
+    if check_result is not None and check_result.failed is not None:
+        return frozenset(_wrong_outputs(check_result))
     inner = facts_of(error).kernel_error
     return (type(error), type(inner), None if inner is None else _raised_at(inner))
 
 
 def distinct(first: BaseException, others: Iterable[Exception]) -> Sequence[PallasError]:
-    """Select the failures with other causes: the smallest example of each cause.
+    """Select the failures that look different: the smallest example of each kind.
 
     These are at most ``MOST_CAUSES`` with the first, in the order of the failures. Failures with a
-    finding in common have one cause, and so have failures that share findings with these: which
-    lines take part in a race depends on the example.
+    finding or a wrong output in common are of one kind, and so are failures that share such with
+    these: which lines take part in a race depends on the example. The facts of each say whether its
+    cause is certainly another one (``ErrorFacts.distinct``).
     """
-    groups: list[_Group] = [_Group(cause_of(first), None)]
+    groups: list[_Group] = [_Group(cause_of(first), None, (first,))]
     for error in others:
         if not isinstance(error, PallasError) or facts_of(error).failure is None:
             continue
-        group = _Group(cause_of(error), error)
+        group = _Group(cause_of(error), error, (error,))
         same = [known for known in groups if _is_one(known.cause, group.cause)]
         if same:
             groups[groups.index(same[0])] = functools.reduce(_Group.joined, (*same, group))
             groups = [known for known in groups if known not in same[1:]]
         else:
             groups.append(group)
-    smallest = [known.smallest for known in groups if known.smallest is not None]
-    return smallest[: MOST_CAUSES - 1]
+    rest: list[PallasError] = []
+    for group in groups:
+        if group.smallest is not None and len(rest) < MOST_CAUSES - 1:
+            facts_of(group.smallest).distinct = _is_certain(groups[0], group)
+            rest.append(group.smallest)
+    return rest
+
+
+def title_of(error: BaseException) -> str:
+    """Return the line above a further failure of a check."""
+    return ANOTHER if facts_of(error).distinct else SIMILAR
 
 
 @dataclass(frozen=True, eq=False)
 class _Group:
-    """Failures of one cause: that, and the one with the smallest example; None for the first."""
+    """Failures of one kind: that, the one with the smallest example, and all of them.
+
+    The smallest is None for the group of the first failure, which is reported anyway.
+    """
 
     cause: Hashable
     smallest: PallasError | None
+    errors: tuple[BaseException, ...]
 
     def joined(self, other: _Group) -> _Group:
         """Return both groups as one."""
-        cause = self.cause
+        cause, errors = self.cause, (*self.errors, *other.errors)
         if isinstance(cause, frozenset) and isinstance(other.cause, frozenset):
             cause = cause | other.cause
         if self.smallest is None or other.smallest is None:
-            return _Group(cause, None)
+            return _Group(cause, None, errors)
         smaller = _elements(other.smallest) < _elements(self.smallest)
-        return _Group(cause, other.smallest if smaller else self.smallest)
+        return _Group(cause, other.smallest if smaller else self.smallest, errors)
+
+    @property
+    def choices(self) -> Mapping[str, set[str]]:
+        """The values of options and tuning parameters with which it fails, by name."""
+        choices: dict[str, set[str]] = {}
+        for error in self.errors:
+            failure = facts_of(error).failure
+            call = None if failure is None else failure.context.arguments
+            for name, value in {} if call is None else {**call.options, **call.tuning}.items():
+                choices.setdefault(name, set()).add(repr(value))
+        return choices
 
 
 def _is_one(cause: Hashable, other: Hashable) -> bool:
-    """Return whether two causes are the same, or have findings in common."""
+    """Return whether two causes are the same, or have findings or wrong outputs in common."""
     if isinstance(cause, frozenset) and isinstance(other, frozenset):
         return not cause.isdisjoint(other)
     return cause == other
 
 
-def _output_of(check_result: CheckResult, failed: Comparison) -> int:
-    """Return the number of the wrong output: each run compares every output."""
-    outputs = 1 if check_result.outcome is None else len(flatten(check_result.outcome.values))
-    position = next(
-        n for n, comparison in enumerate(check_result.comparisons) if comparison is failed
+def _is_certain(first: _Group, other: _Group) -> bool:
+    """Return whether two groups certainly have different causes.
+
+    That is so if the kernel raises in different lines, or if an option decides which of them fails.
+    One mistake may look different at other sizes, dtypes or values.
+    """
+    if isinstance(first.cause, tuple) and isinstance(other.cause, tuple):
+        return True
+    choices = other.choices
+    return any(
+        values.isdisjoint(choices[name])
+        for name, values in first.choices.items()
+        if name in choices
     )
-    return position % max(1, outputs)
+
+
+def _wrong_outputs(check_result: CheckResult) -> Iterator[tuple[int, str]]:
+    """Yield the number of each wrong output, and what it looks like.
+
+    Each run of a check compares every output.
+    """
+    outputs = 1 if check_result.outcome is None else len(flatten(check_result.outcome.values))
+    for position, comparison in enumerate(check_result.comparisons):
+        if not comparison.passed:
+            yield position % max(1, outputs), _size(comparison)
 
 
 def _size(failed: Comparison) -> str:

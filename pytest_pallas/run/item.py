@@ -50,7 +50,7 @@ from pytest_pallas.pytest_session import (
 from pytest_pallas.run.backends import expected_failure, mesh_or_skip
 from pytest_pallas.run.check_run import CheckRun, check_run, context_of, item_name, place_name
 from pytest_pallas.run.drawn import PartRun, calls_to_compile, part_to_json, run_drawn
-from pytest_pallas.run.fuzzing import ANOTHER, blob_of
+from pytest_pallas.run.fuzzing import blob_of, title_of
 from pytest_pallas.run.result import Result
 from pytest_pallas.spec import KernelSpec
 
@@ -325,7 +325,7 @@ class SpecItem(pytest.Item):
         command = self.replay(error)
         text = f"{error}\n  replay    {command}{self._script(error, command)}"
         for number, other in enumerate(facts_of(error).others, 2):
-            text += f"\n{ANOTHER}:\n{other}{self._script(other, '', number)}"
+            text += f"\n{title_of(other)}:\n{other}{self._script(other, '', number)}"
         raised = facts_of(error).kernel_error
         if raised is not None and self.config.get_verbosity() > 1:
             text += "\n" + "".join(traceback.format_exception(raised)).rstrip()

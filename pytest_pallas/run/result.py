@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from types import CodeType
 from typing import TYPE_CHECKING, Any
 
 from pallas_sim.findings import Text
@@ -77,6 +80,7 @@ class Result(ExampleResults):
 
     Attributes:
       kernel: its name; ``family``, ``check``, ``backend`` and ``mesh`` as in ``Record``.
+      source: ``file:line`` of the kernel's function, or "".
       inputs: what was drawn; one for each example.
       earlier: number of examples of the same test that another result counted before.
       mutants: the verdicts on mutants, as plain values.
@@ -86,6 +90,7 @@ class Result(ExampleResults):
     check: str
     backend: str
     family: str = ""
+    source: str = ""
     mesh: Mapping[str, int] = field(default_factory=dict[str, int])
     inputs: list[Inputs] = field(default_factory=list["Inputs"])
     earlier: int = 0
@@ -98,11 +103,21 @@ class Result(ExampleResults):
         check: str,
         backend: Backend,
         sizes: Mapping[str, int] | None = None,
+        *,
+        function: Any = None,
     ) -> Result:
-        """Return a result without examples, of a spec or of a kernel's name."""
+        """Return a result without examples, of a spec or of a kernel's name and function."""
         name, family = (kernel, "") if isinstance(kernel, str) else (kernel.name, kernel.family)
+        if function is None and not isinstance(kernel, str):
+            function = kernel.kernel_for(backend.platform)
+        code = code_of(function)
         return cls(
-            kernel=name, family=family, check=check, backend=label(backend), mesh=sizes or {}
+            kernel=name,
+            family=family,
+            source="" if code is None else f"{code.co_filename}:{code.co_firstlineno}",
+            check=check,
+            backend=label(backend),
+            mesh=sizes or {},
         )
 
     def begin(self, arguments: Arguments) -> None:
@@ -215,6 +230,7 @@ class Result(ExampleResults):
             mesh=dict(self.mesh),
             outcome=outcome,
             reason=reason,
+            source=self.source if outcome in ("failed", "xfailed", "xpassed") else "",
             requirement="" if outcome != "skipped" or self.examples else self.withdrawn,
             examples=self.examples,
             error=self.error,
@@ -231,6 +247,17 @@ class Result(ExampleResults):
             **drawn,
             **rest,
         )
+
+
+def code_of(function: Any) -> CodeType | None:
+    """Find the code of a function, also of a jitted function or a partial; None without one."""
+    while True:
+        if isinstance(function, functools.partial):
+            function = function.func
+        elif hasattr(function, "__wrapped__"):
+            function = inspect.unwrap(function)
+        else:
+            return getattr(function, "__code__", None)
 
 
 def _is_worse(later: Result, earlier: Result) -> bool:

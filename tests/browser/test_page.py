@@ -112,6 +112,26 @@ def test_sorting_by_error_and_backend(opened):
     assert opened.rows()[:2] == ["ring", "softmax"], "sorted as before"
 
 
+def test_a_badge_has_the_colour_of_its_own_check(opened):
+    """Also in the card of a kernel that failed."""
+    opened.one("#open-failed").click()
+    colours = opened.js(
+        "return [...document.querySelectorAll('table.checks tbody .pill')].map("
+        "e => [e.textContent, getComputedStyle(e).color, e.closest('details').dataset.state])"
+    )
+    red = {colour for text, colour, _ in colours if text == "failed"}
+    green = {colour for text, colour, _ in colours if text == "passed"}
+    assert len(red) == len(green) == 1
+    assert red != green
+    assert "failed" in {state for text, _, state in colours if text == "passed"}
+
+
+def test_the_lines_of_a_finding_are_marked(opened):
+    opened.one("#open-failed").click()
+    marked = [e.text for e in opened.all(".excerpt .marked") if "copy.start" in e.text]
+    assert marked == ["26    copy.start()"]
+
+
 def test_a_click_opens_the_kernel(opened):
     opened.one("#close-all").click()
     [link] = [e for e in opened.all("#matrix tbody a") if e.text == "softmax"]

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from pallas_test_support.forked_python import run_python
 
 from pytest_pallas.options import DOCTOR, TABLE
 from pytest_pallas.tested import TESTED
@@ -128,6 +129,91 @@ def test_every_extra_is_named():
     table = TEXT[TEXT.index("| extra |") : TEXT.index("## uv")]
     rows = re.findall(r"^\| (`.*?) \|", table, re.MULTILINE)
     assert set(re.findall(r"`([\w-]+)`", " ".join(rows))) == set(PROJECT["optional-dependencies"])
+
+
+#: What a core installation lacks, and the plugins that pytest would load.
+EXTRAS = """
+import sys
+for name in ("distributed", "jax_cuda13_plugin", "jaxtyping", "jinja2", "libtpu", "playwright",
+             "pytest_benchmark", "redis", "safetensors", "selenium", "xdist"):
+    sys.modules[name] = None
+import pytest
+options = ["-q", "-rs", "-p", "no:cacheprovider", "-p", "pytest_pallas.plugin"]
+sys.exit(pytest.main([*options, *sys.argv[1:]]))
+"""
+
+DOUBLE = """
+import jax
+import numpy as np
+from jax.experimental import pallas as pl
+
+def double(x):
+    def body(x_ref, o_ref):
+        o_ref[...] = 2 * x_ref[...]
+    return pl.pallas_call(body, out_shape=jax.ShapeDtypeStruct(x.shape, x.dtype))(x)
+
+X = np.ones((8, 128), np.float32)
+
+def test_double(pallas_check):
+    pallas_check(double, X, reference=lambda x: 2 * x)
+
+def test_compile(pallas_compile):
+    pallas_compile(double, X, target="v6e")
+
+def test_times(pallas_benchmark):
+    pallas_benchmark(double, X)
+"""
+
+
+@pytest.fixture(scope="module")
+def core(tmp_path_factory):
+    """Run pytest as in an installation without extras and without pytest-xdist."""
+    folder = tmp_path_factory.mktemp("core")
+    (folder / "bare.py").write_text(EXTRAS)
+    (folder / "test_core.py").write_text(DOUBLE)
+    environment = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    return lambda *options: run_python("bare.py", *options, cwd=folder, env=environment)
+
+
+@pytest.mark.parametrize(
+    ("extra", "option"),
+    [
+        ("report", "--pallas-html=report.html"),
+        ("tpu-compile", "--pallas-backend=tpu-compile"),
+        ("golden", "--pallas-golden=record"),
+        ("redis", "--pallas-database=redis://localhost"),
+        ("fleet", "--pallas-fleet=local:1"),
+    ],
+)
+def test_an_extra_that_is_missing_is_named(core, extra, option):
+    done = core(option)
+    assert done.returncode == pytest.ExitCode.USAGE_ERROR
+    assert f"pip install 'pytest-pallas[{extra}]'" in done.stdout + done.stderr
+    assert "Traceback" not in done.stdout + done.stderr
+    section = TEXT.partition("### Without extras\n")[2].partition("\n## ")[0]
+    assert re.search(rf"^\| [^|]*`{extra}`.*\| a usage error", section, re.MULTILINE)
+
+
+def test_tests_without_extras(core):
+    done = core()
+    assert "1 passed, 1 skipped, 1 error" in done.stdout
+    for extra in ("tpu-compile", "benchmark"):
+        assert f"pip install 'pytest-pallas[{extra}]'" in done.stdout
+
+
+@pytest.mark.parametrize(
+    "option",
+    [
+        "--pallas-results=results.json",
+        "--pallas-shard=1/1",
+        "--pallas-mutate=1",
+        "--pallas-isolate=always",
+    ],
+)
+def test_what_needs_no_extra(core, option):
+    done = core(option, "-k", "test_double")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "1 passed" in done.stdout
 
 
 @pytest.mark.skipif(shutil.which("uv") is None, reason="uv is not installed")

@@ -34,7 +34,15 @@ OTHERS = frozenset(
 )
 
 #: How paths of other projects begin: JAX's, and those of users in examples.
-FOREIGN = ("jax/", "mosaic/", "mosaic_gpu/", "mykernels/", "tests/pallas/", "tests/test_")
+FOREIGN = (
+    "jax/",
+    "mosaic/",
+    "mosaic_gpu/",
+    "mykernels/",
+    "src/mykernels/",
+    "tests/pallas/",
+    "tests/test_",
+)
 
 
 def modules() -> Iterator[tuple[str, Path]]:

@@ -42,9 +42,3 @@ def test_the_example_of_watched_references_prints_what_the_page_says(blocks, tmp
     printed = _run(blocks, tmp_path, 2).replace(f"{tmp_path}/", "")
     assert printed.startswith("acc_ref is float32[8, 128] in program (0)")
     assert printed in PAGE
-
-
-def test_the_example_of_a_gpu_prints_what_the_page_says(blocks, tmp_path):
-    printed = _run(blocks, tmp_path, 3).replace(f"{tmp_path}/", "")
-    (shown,) = re.findall(r"<!-- gpu: race -->\n```text\n(.*?)```", PAGE, re.DOTALL)
-    assert printed == shown

@@ -737,6 +737,31 @@ def test_each_device_has_its_own_copy_of_an_operand(mailbox, seed):
     assert not CONSTANT.any()
 
 
+@pytest.mark.parametrize("spec", [P(), P("x")])
+def test_a_reference_is_memory_of_each_device(spec):
+    def function(x):
+        box = jax.new_ref(jnp.zeros((8, 128) if spec == P() else x.shape))
+
+        def on_device(x, box_ref):
+            def body(x_ref, o_ref):
+                pltpu.sync_copy(x_ref, box_ref)
+                pltpu.sync_copy(box_ref, o_ref)
+
+            core = pltpu.TensorCoreMesh(axis_name="core", num_cores=1)
+            return pl.kernel(body, out_type=x, mesh=core)(x)
+
+        specs = {"in_specs": (BY_ROWS, spec), "out_specs": BY_ROWS, "check_vma": False}
+        out = jax.shard_map(on_device, mesh=mesh(2), **specs)(x, box)
+        return out, box[...]
+
+    x = rows(2)
+    simulation = simulate(function, x)
+    assert kinds(simulation) == []
+    np.testing.assert_array_equal(simulation.values[0], x)
+    if spec != P():
+        np.testing.assert_array_equal(simulation.values[1], x)
+
+
 def test_an_operand_that_is_alike_along_one_axis_only():
     def function(x, box):
         specs = (P("x"), P("y"))

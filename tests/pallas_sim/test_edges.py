@@ -63,15 +63,33 @@ def of_sizes(use: Any) -> Any:
     return function
 
 
+def add_if(condition: Any, value: Any, count: Any) -> Any:
+    """Add to memory under a condition; return what is there."""
+
+    @pl.when(condition)
+    def _():
+        count[0] += value
+
+    return count[0]
+
+
 DROPPED = {
     "by a select": lambda ref, i, _: lax.select(i > 0, ref[i - 1], 0),
     "by a where": lambda ref, i, _: jnp.where(i > 0, ref[i - 1] * 2 + 1, 7),
     "by a jitted function": lambda ref, i, _: jax.jit(lambda v: jnp.where(i > 0, v, 7))(ref[i - 1]),
     "by a branch": lambda ref, i, _: (lambda v: lax.cond(i > 0, lambda: v, lambda: 7))(ref[i - 1]),
+    "of a function": lambda ref, i, _: jnp.where(i > 0, jax.jit(lambda ref: ref[i - 1])(ref), 7),
+    "in a branch": lambda ref, i, _: jnp.where(
+        i > 0, lax.cond(i < 9, lambda: ref[i - 1], lambda: 0), 7
+    ),
+    "before a branch": lambda ref, i, count: add_if(i > 0, ref[i - 1], count),
     "by a product": lambda ref, i, _: ref[i - 1] * jnp.minimum(i, 1),
 }
 KEPT = {
     "as it is": lambda ref, i, _: ref[i - 1],
+    "of a function": lambda ref, i, _: jax.jit(lambda ref: ref[i - 1])(ref) * 2,
+    "in a branch": lambda ref, i, _: lax.cond(i < 9, lambda: ref[i - 1], lambda: 0),
+    "in this branch": lambda ref, i, count: add_if(i == 0, ref[i - 1], count),
     "by a comparison": lambda ref, i, _: (ref[i - 1] > 0).astype(jnp.int32),
     "in memory": lambda ref, i, count: count.__setitem__(0, ref[i - 1]) or jnp.int32(0),
     "in a loop": lambda ref, i, _: lax.fori_loop(0, 2, lambda _, v: v + ref[i - 1], jnp.int32(0)),
@@ -134,6 +152,18 @@ def test_a_store_leaves_out_what_is_not_there(adds):
     expected = X[:8].copy()
     expected[:5] = X[11:16] + (expected[:5] if adds else 0)
     np.testing.assert_array_equal(simulation.values, expected)
+
+
+def test_rows_that_a_mask_drops():
+    def body(x_ref, o_ref):
+        start = x_ref[0, 0].astype(jnp.int32) - 4  # -3
+        rows = lax.broadcasted_iota(jnp.int32, (8, 128), 0) + start
+        value = x_ref[pl.ds(start, 8)]
+        o_ref[...] = jnp.where(rows >= 0, value, 0)
+
+    simulation = simulate(kernel(body), X, limits=FILL)
+    assert [finding.dropped for finding in found(simulation)] == [True]
+    np.testing.assert_array_equal(simulation.values[3:], X[:5])
 
 
 def test_views_of_views():

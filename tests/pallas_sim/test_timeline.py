@@ -218,3 +218,25 @@ def test_equations_are_counted_as_without():
 def test_a_folder_that_is_not_there(tmp_path):
     with pytest.raises(OptionError, match="cannot write there"):
         simulate(double, X, trace=tmp_path / "none" / "run.json")
+
+
+def early_kernel(x_ref, o_ref, buffers, semaphores):
+    copy = pltpu.make_async_copy(x_ref.at[pl.ds(0, 8)], buffers.at[0], semaphores.at[0])
+    copy.start()
+    o_ref[...] = buffers[0]
+    copy.wait()
+
+
+def test_a_race_is_marked_at_both_accesses(tmp_path):
+    document = traced(tmp_path, with_copies(early_kernel))
+    read, write = (named(document, "i", f"race: {kind} of buffers") for kind in ("read", "write"))
+    assert len(read) == len(write) == 1
+    assert "not ordered with" in read[0]["args"]
+    assert read[0]["tid"] < 10_000 <= write[0]["tid"]
+    [begin], [end] = named(document, "s", "race"), named(document, "f", "race")
+    assert {(e["tid"], e["ts"]) for e in (begin, end)} == {
+        (e["tid"], e["ts"]) for e in (*read, *write)
+    }
+    assert begin["ts"] <= end["ts"]
+    document = traced(tmp_path, with_copies(fetch_kernel))
+    assert not [e for e in document["traceEvents"] if e.get("cat") == "race"]

@@ -79,6 +79,29 @@ def test_two_copies_with_a_semaphore_each(seed):
     assert kinds(found) == []
 
 
+@pytest.mark.parametrize(("waits", "reads", "shared"), [(2, 0, True), (1, 1, False), (0, 0, False)])
+def test_a_semaphore_of_its_own_is_advised_where_it_helps(waits, reads, shared):
+    """Two copies signal it. It does not help where nothing waits for the copy before the read."""
+
+    def body(x_ref, o_ref, buffer, semaphore):
+        copies = [
+            pltpu.make_async_copy(x_ref.at[pl.ds(8 * i, 8)], buffer.at[i], semaphore)
+            for i in range(2)
+        ]
+        for copy in copies:
+            copy.start()
+        for copy in copies[: min(waits, 1)]:
+            copy.wait()
+        o_ref[...] = buffer[reads]
+        for copy in copies[min(waits, 1) :]:
+            copy.wait()
+
+    found = simulate(kernel(body, buffers(2), DMA), X)
+    [race] = found.findings
+    assert race.kind == "race"
+    assert ("a semaphore of its own" in str(race)) == shared
+
+
 @pytest.mark.parametrize("seed", SEEDS)
 def test_a_wait_proves_nothing_of_one_of_two_copies(seed):
     """Bytes have no names: the first wait may have taken those of the second copy."""

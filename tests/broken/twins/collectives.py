@@ -58,7 +58,7 @@ _spec = functools.partial(
 )
 
 
-def permute(x: jax.Array, *, mesh: Mesh, wrong: str = "") -> jax.Array:
+def permute(x: jax.Array, *, mesh: Mesh, wrong: str = "", meets: bool = False) -> jax.Array:
     """Every shard of x ``(devices, m, n)`` moved one device to the right."""
 
     def body(x_ref: Any, o_ref: Any, sent: Any, received: Any) -> None:
@@ -73,9 +73,12 @@ def permute(x: jax.Array, *, mesh: Mesh, wrong: str = "") -> jax.Array:
             _meet(left, signals=1)
         copy = pltpu.make_async_remote_copy(x_ref, o_ref, sent, received, device_id={"x": right})
         copy.start()
-        copy.wait_send()
+        if wrong != "send not waited for":
+            copy.wait_send()
         if wrong != "sent is received":
             copy.wait_recv()
+        if meets:
+            _meet(left, signals=1)
 
     def shard(x: jax.Array) -> jax.Array:
         # Without an id, the runtime lets all devices begin at once.
@@ -132,6 +135,21 @@ def too_many_waits(x: jax.Array, *, mesh: Mesh) -> jax.Array:
 SPEC_TOO_MANY_WAITS = _spec(
     name="too_many_waits", kernel=too_many_waits, reference=permute_reference
 )
+
+
+def send_not_waited_for(x: jax.Array, *, mesh: Mesh) -> jax.Array:
+    """The barrier at the end proves the copies done, and the bytes of the send stay."""
+    return permute(x, mesh=mesh, wrong="send not waited for", meets=True)
+
+
+def send_waited_for(x: jax.Array, *, mesh: Mesh) -> jax.Array:
+    return permute(x, mesh=mesh, meets=True)
+
+
+SPEC_SEND_NOT_WAITED_FOR = _spec(
+    name="send_not_waited_for", kernel=send_not_waited_for, reference=permute_reference
+)
+SPEC_SEND_NOT_WAITED_FOR_RIGHT = twin(SPEC_SEND_NOT_WAITED_FOR, send_waited_for)
 
 
 def to_the_wrong_side(x: jax.Array, *, mesh: Mesh) -> jax.Array:

@@ -191,3 +191,40 @@ SPEC_WAITS_FOR_TOO_FEW = KernelSpec(
     backends=INTERPRETERS,
 )
 SPEC_WAITS_FOR_TOO_FEW_RIGHT = twin(SPEC_WAITS_FOR_TOO_FEW, gather)
+
+
+def emitted(x: jax.Array, *, block: int = 8, in_place: bool = False) -> jax.Array:
+    """``2 x`` for x ``(m, n)`` by JAX's pipeline."""
+    spec = pl.BlockSpec((block, x.shape[1]), lambda i: (i, 0))
+
+    def step(x_block: Any, o_block: Any) -> None:
+        if in_place:
+            x_block[...] = x_block[...] * 2
+            o_block[...] = x_block[...]
+        else:
+            o_block[...] = x_block[...] * 2
+
+    def body(x_ref: Any, o_ref: Any) -> None:
+        grid = (x.shape[0] // block,)
+        pltpu.emit_pipeline(step, grid=grid, in_specs=[spec], out_specs=[spec])(x_ref, o_ref)
+
+    out = jax.ShapeDtypeStruct(x.shape, x.dtype)
+    return pl.pallas_call(body, out_shape=out, in_specs=[_ANY], out_specs=_ANY)(x)
+
+
+def doubles_its_input(x: jax.Array) -> jax.Array:
+    """The step changes the window of its input, which the next step may find changed."""
+    return emitted(x, in_place=True)
+
+
+SPEC_DOUBLES_ITS_INPUT = KernelSpec(
+    name="doubles_its_input",
+    kernel=doubles_its_input,
+    reference=reference,
+    inputs=pst.arrays("m n", dtype="float32", dims={"m": [8, 16, 40], "n": [128]}),
+    exact=True,
+    vmappable=False,
+    family="block pipelines",
+    backends=("tpu-sim",),
+)
+SPEC_DOUBLES_ITS_INPUT_RIGHT = twin(SPEC_DOUBLES_ITS_INPUT, emitted)

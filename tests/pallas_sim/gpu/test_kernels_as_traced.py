@@ -97,9 +97,11 @@ def test_a_pipeline_with_a_warpgroup_that_copies(seed):
     assert kinds(found) == []
 
 
-@pytest.mark.parametrize("apart", [False, True])
+@pytest.mark.parametrize(("apart", "same"), [(False, False), (False, True), (True, False)])
 @pytest.mark.parametrize("writes", [False, True])
-def test_a_store_to_an_inputs_window_of_a_pipeline(apart, writes):
+def test_a_store_to_an_inputs_window_of_a_pipeline(apart, writes, same):
+    """Each step fetches its block anew, also the same one."""
+
     def add(_, x_smem, o_smem):
         if writes:
             x_smem[...] = x_smem[...] * 2
@@ -107,7 +109,8 @@ def test_a_store_to_an_inputs_window_of_a_pipeline(apart, writes):
 
     def body(x_gmem, o_gmem):
         block = plgpu.BlockSpec((16, 128), lambda i: (i, 0))
-        specs = {"grid": (4,), "in_specs": [block], "out_specs": [block]}
+        source = plgpu.BlockSpec((16, 128), lambda i: (0, 0)) if same else block
+        specs = {"grid": (4,), "in_specs": [source], "out_specs": [block]}
         specs["max_concurrent_steps"] = 2
         if not apart:
             plgpu.emit_pipeline(add, **specs)(x_gmem, o_gmem)
@@ -117,10 +120,13 @@ def test_a_store_to_an_inputs_window_of_a_pipeline(apart, writes):
 
     threads = {"num_threads": 2, "thread_name": "wg"} if apart else {}
     found = simulate(kernel(body, **threads), X, target="h100")
+    value = X.reshape(4, 16, 128)[[0] * 4].reshape(X.shape) if same else X
+    np.testing.assert_array_equal(found.values, value * (2 if writes else 1) + 1)
     assert ("input-write" in kinds(found)) == writes
     if writes:
         finding = next(f for f in found.findings if f.kind == "input-write")
         assert "the window of the input x_gmem" in finding.message
+        assert finding.dropped
         assert "test_kernels_as_traced.py" in finding.line
 
 

@@ -125,6 +125,16 @@ def test_without_arguments_it_replaces_testpaths(project):
     assert "add-forward" in result.stdout.str()
 
 
+@pytest.mark.parametrize("paths", [{"testpaths": "tests"}, {}])
+def test_an_ini_value_comes_in_addition_to_tests(project, paths):
+    project.ini(pallas_suite="specs", **paths)
+    (project.path / "tests").mkdir()
+    (project.path / "tests" / "test_a.py").write_text("def test_a(): pass")
+    project.specs('name="add", kernel=add')
+    project.run(*QUICK).assert_outcomes(passed=2)
+    project.run(*QUICK, "--pallas-suite=specs").assert_outcomes(passed=1)
+
+
 def test_together_with_test_files(project):
     project.write(test_a="def test_a(): pass", test_b="def test_b(): pass")
     project.specs('name="add", kernel=add')

@@ -31,6 +31,26 @@ def test_checks_that_fail_alike_are_one_block_that_names_them(wrong):
     assert text.count("FAILED specs.py::wrong-") == 2
 
 
+def test_the_summary_of_tests_that_fail_alike_has_their_reasons(project):
+    project.write(
+        test_it=f"""
+        import numpy as np, pytest
+        from kernels import *
+
+        X = np.ones((8, 128), np.float32)
+        {OFF.strip().replace(chr(10), chr(10) + " " * 8)}
+
+        @pytest.mark.parametrize("number", range(2))
+        def test_off(pallas_check, number):
+            pallas_check(off, X, X, reference=reference)
+        """
+    )
+    result = project.run("test_it.py", "--pallas-backend=tpu-sim", "--force-short-summary")
+    lines = [line for line in result.outlines if line.startswith("FAILED ")]
+    assert [line.partition(" - ")[2][:28] for line in lines] == ["pytest_pallas.MismatchError:"] * 2
+    result.stdout.fnmatch_lines(["replay: *", "likewise: test_off*1*"])
+
+
 def test_with_verbosity_each_has_its_block(wrong):
     text = wrong.run(*ONE, "-v").stdout.str()
     assert text.count("  pattern   only") == 2

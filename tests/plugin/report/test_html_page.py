@@ -102,6 +102,42 @@ def test_what_is_said_of_a_failure():
     assert [figure.kind for figure in found.figures] == ["heat", "histogram", "scatter", "scatter"]
 
 
+def test_source_code_stands_around_a_finding():
+    [race] = [r for r in samples() if r.check == "races"]
+    [source] = failure(race).sources
+    assert source.title == "/home/me/copies.py:26, 27"
+    assert [number for number, _, _ in source.rows] == [24, 25, 26, 27, 28]
+    assert [text for _, text, marked in source.rows if marked] == [
+        "    copy.start()",
+        "    o_ref[...] = x_buffer[...] < 0",
+    ]
+    assert "o_ref[...] = x_buffer[...] &lt; 0" in text_of([race])
+
+
+def test_table_and_details_count_alike_in_the_words_of_the_terminal():
+    first = samples()[0]
+    rows = [
+        *(dataclasses.replace(first, check=check) for check in ("forward", "jit")),  # of one cause
+        dataclasses.replace(first, check="vmap", outcome="passed"),
+        dataclasses.replace(first, check="dtype", outcome="xpassed"),
+        dataclasses.replace(first, check="cross", outcome="skipped", stopped_by="softmax-forward"),
+        dataclasses.replace(first, check="races", outcome="skipped", requirement="no copy"),
+        dataclasses.replace(first, check="dma", outcome="skipped"),
+    ]
+    [kernel] = kernels.kernels(rows, [first.backend])
+    assert kernel.cells[0].text == "1 ok 3 FAILED"
+    counts = "3 failed, 1 passed, 1 skipped, 1 not run, 1 not applicable"
+    assert (kernel.counts, kernel.cells[0].title) == (counts, counts)
+    assert len(kernel.failures) == 2
+    assert f" · {counts} · " in text_of(rows)
+    outcomes = [row.outcome for row in kernel.checks]
+    assert outcomes == [
+        *("failed", "failed", "xpassed", "passed", "skipped", "not run", "not applicable"),
+    ]
+    [stopped] = kernels.kernels(rows[4:5] * 2, [first.backend])
+    assert stopped.cells[0].text == "2 not run"
+
+
 def test_costs_against_recorded_ones():
     key = ("softmax", "forward", "v6e", "float32[256, 384]")
     cost = {"vmem_bytes": 2 * 2**20, "bundles": 2157, "spills": 0}

@@ -48,6 +48,46 @@ def test_the_document_has_schema_environment_options_and_records(suite):
     assert bad["outcome"] == "failed"
     assert bad["message"].startswith("bad: forward on tpu-sim is wrong\n")
     assert bad["replay"].startswith("pytest --pallas-suite=specs --pallas-backend=tpu-sim ")
+    file, _, line = bad["source"].rpartition(":")
+    assert file == str(suite.path / "kernels.py")
+    assert "def add_off(" in (suite.path / "kernels.py").read_text().splitlines()[int(line) - 1]
+    assert good["source"] == ""
+
+
+def test_the_failures_alone_are_a_short_document(suite):
+    options = ("--pallas-results=results.json", "--pallas-failures=failures.json")
+    result = suite.run(*SUITE, *options)
+    assert "1 failure written to failures.json" in result.stdout.str()
+    document, whole = read(suite, "failures.json"), read(suite)
+    assert document["schema"] == whole["schema"]
+    counts = {name: count for name, count in document["counts"].items() if count}
+    assert counts == {"failed": 1, "passed": 3}
+    [failure] = document["failures"]
+    record = whole["records"][0]
+    assert failure == {name: record[name] for name in failure}
+    assert {"test", "source", "message", "replay", "seed"} <= failure.keys()
+    assert not {"pictures", "explanation", "inputs", "stopped_by"} & failure.keys()
+
+
+def test_a_test_that_dies_has_its_kernel_in_the_results(project):
+    project.write(
+        kernel_that_dies="""
+        import os
+
+        def dies(x):
+            os._exit(3)
+        """,
+        test_it="""
+        import numpy as np
+        from kernel_that_dies import dies
+
+        def test_dies(pallas_check):
+            pallas_check(dies, np.ones(8, np.float32), reference=lambda x: x)
+        """,
+    )
+    [record] = project.records("--pallas-isolate=always", "--pallas-backend=tpu-sim", spawn=True)
+    assert record["outcome"] == "failed"
+    assert record["source"] == f"{project.path / 'kernel_that_dies.py'}:4"
 
 
 def test_the_ini_value_names_the_file(suite):

@@ -89,6 +89,12 @@ def _found(kind: Any, message: str, **parts: Any) -> dict[str, Any]:
     }
 
 
+SOURCE = {
+    "file": "/home/me/copies.py", "first": 24, "marked": [26, 27],
+    "lines": ["def body(x_ref, o_ref, x_buffer, sem):", "    copy = fetch(x_ref, x_buffer, sem)",
+              "    copy.start()", "    o_ref[...] = x_buffer[...] < 0", "    copy.wait()"],
+}  # fmt: skip
+
 GRID = {
     "kernel": "body", "source": "holes.py:21", "operand": "o_ref", "output": True,
     "shape": [128, 256], "grid": [2, 2], "count": 4, "shown": [],
@@ -143,7 +149,8 @@ def samples() -> list[Record]:
                 compiled=(compiled("v6e", 3 * 2**20, 7),)),
         _record("ring", "races", v6e, "failed", family="collectives", mesh={"x": 4},
                 message=f"ring: races on {v6e}: race on x_buffer",
-                **_found("race", "race on x_buffer", accesses=RACE), **failed),
+                **_found("race", "race on x_buffer", accesses=RACE),
+                pictures={"sources": [SOURCE]}, **failed),
         _record("ring", "deadlock", v6e, "failed", family="collectives", mesh={"x": 4},
                 message=f"ring: deadlock on {v6e}: deadlock: every core is blocked",
                 **_found("deadlock", "deadlock: every core is blocked", waits=WAITS), **failed),
@@ -166,7 +173,8 @@ def samples() -> list[Record]:
                     "race", HOSTILE, accesses=(replace(RACE[0], ref=HOSTILE), RACE[1]))["findings"],
                 reason=HOSTILE, notes=(Note(f"{HOSTILE}\x00"),), replay=HOSTILE, script=HOSTILE,
                 example=HOSTILE,
-                pictures={**error_pictures(), "unavailable": HOSTILE}),
+                pictures={**error_pictures(), "unavailable": HOSTILE, "sources": [
+                    {**SOURCE, "file": HOSTILE, "lines": [HOSTILE] * 5}]}),
     ]  # fmt: skip
 
 

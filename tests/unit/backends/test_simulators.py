@@ -493,6 +493,32 @@ class TestWhatIsFound:
         assert isinstance(outcome.error, BoundsError)
         assert "sample_kernels.py:" in str(outcome.error)
 
+    @pytest.mark.parametrize("drops", [True, False])
+    @pytest.mark.parametrize("platform", ["tpu", "gpu"])
+    def test_a_load_out_of_bounds_whose_value_is_dropped(self, jit, drops, platform):
+        """A TPU reads other memory of the core there; a GPU's load may be to no memory."""
+
+        def body(x_ref, o_ref):
+            i = pl.program_id(0)
+            before = x_ref[i - 1]
+            o_ref[i] = jnp.where(i > 0, before, 0) if drops else before
+
+        def function(x):
+            whole = pl.BlockSpec(x.shape, lambda i: (0, 0))
+            specs = {"grid": (2,), "in_specs": [whole], "out_specs": whole}
+            return pl.pallas_call(body, out_shape=jax.typeof(x), **specs)(x)
+
+        simulator = backend(f"{platform}-sim")
+        outcome = simulator.run(Call(function=function, args=(X,), settings=RunSettings(jit=jit)))
+        notes = [note.text for note in outcome.notes]
+        if drops and platform == "tpu":
+            assert outcome.error is None
+            assert any("read and dropped" in note for note in notes)
+        else:
+            assert isinstance(outcome.error, BoundsError)
+            assert ("read and dropped" in str(outcome.error)) == drops
+            assert notes == []
+
     def test_a_write_to_an_input_is_a_finding(self, jit):
         def body(x_ref, o_ref):
             x_ref[...] = x_ref[...] + 1

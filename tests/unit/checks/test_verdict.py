@@ -11,6 +11,7 @@ from jax.experimental import pallas as pl
 
 from pallas_sim.errors import KernelError, PallasError
 from pytest_pallas import MismatchError
+from pytest_pallas.backends.interpreters import interpret
 from pytest_pallas.checks.forward import forward
 from pytest_pallas.checks.verdict import conclude, content_facts, run_check
 from pytest_pallas.draw.arguments import Arguments
@@ -127,3 +128,84 @@ def test_blocks_that_no_writer_has_are_no_cause(context_of):
     with pytest.raises(MismatchError, match="no program of body") as caught:
         run_check(forward, context, "copy")
     assert "beyond the edge" not in str(caught.value)
+
+
+def _copied(rows=8, grid=(2,), cleared=True):
+    """Copy the first rows of each block."""
+
+    def body(x_ref, o_ref):
+        if not cleared:
+            o_ref[...] += x_ref[...]
+        else:
+            o_ref[0:rows] = x_ref[0:rows]
+
+    def kernel(x):
+        spec = pl.BlockSpec((8, 128), lambda i: (i, 0))
+        out = jax.ShapeDtypeStruct(x.shape, x.dtype)
+        return pl.pallas_call(body, out_shape=out, grid=grid, in_specs=[spec], out_specs=spec)(x)
+
+    return kernel
+
+
+def _facts(context_of, kernel, dtype=np.float32, **rest):
+    context = dataclasses.replace(
+        context_of(kernel),
+        reference=lambda x: x,
+        arguments=Arguments((np.arange(1, 16 * 128 + 1).reshape(16, 128).astype(dtype),)),
+        **rest,
+    )
+    with pytest.raises(MismatchError) as caught:
+        run_check(forward, context, "copy")
+    facts = caught.value.explanation.facts
+    return {fact.name: fact.text for fact in facts}
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.int32, np.uint16])
+def test_rows_that_nothing_wrote_are_written_by_no_program(context_of, dtype):
+    facts = _facts(context_of, _copied(rows=4), dtype)
+    assert facts["block"].startswith("never written: in output block (")
+    assert facts["block"].endswith(" of body (grid (2,))")
+    assert facts["cause"].startswith(
+        "output 0 (o_ref) of body: 1024 of 2048 elements were never written, in 2 of 2 blocks: in "
+        "block (0, 0) [4:8, 0:128]"
+    )
+
+
+def test_nan_that_a_program_computed_is_written_by_it(context_of):
+    assert _facts(context_of, _copied(cleared=False))["block"].startswith("written by program (0)")
+
+
+def test_where_memory_cannot_be_filled_nobody_is_said_to_have_written_it(context_of):
+    facts = _facts(context_of, _copied(rows=4), backend=interpret())
+    assert facts["block"] == "output block (0, 0) = [0:8, 0:128] of program (0) of body (grid (2,))"
+
+
+def test_a_grid_without_programs_is_said_to_be_that(context_of):
+    facts = _facts(context_of, _copied(grid=(0,)))
+    assert facts["block"] == ("body has the grid (0,), so no program runs, and nothing is written")
+    twice = _facts(context_of, lambda x: _copied(grid=(0,))(_copied()(x)))
+    assert "has the grid (0,): no program runs" in twice["cause"]
+
+
+@pytest.mark.parametrize(
+    ("raising", "text"),
+    [
+        (lambda x: x[pl.ds(0, 8, stride=-1)], "x[pl.ds(0, 8, stride=-1)]"),  # a dataclass of JAX
+        (lambda x: np.reshape(jax.jit(lambda x: np.reshape(x, 3))(x), 4), "np.reshape(x, 3)"),
+    ],
+)
+def test_a_kernel_that_raises_is_at_its_own_line(context_of, raising, text):
+    with pytest.raises(KernelError) as caught:
+        run_check(forward, context_of(raising), "copy")
+    raised = [line for line in str(caught.value).splitlines() if "raised at" in line]
+    assert len(raised) == 1
+    assert f"raised at {__file__}:" in raised[0]
+    assert text in raised[0]
+
+
+def test_code_that_cannot_be_read_is_no_line(context_of):
+    names: dict = {}
+    exec("def kernel(x):\n\n\n    return x.reshape(3)\n", names)
+    with pytest.raises(KernelError, match=rf"raised at {__file__}:\d+ in <lambda>") as caught:
+        run_check(forward, context_of(lambda x: names["kernel"](x)), "copy")
+    assert "<string>" not in str(caught.value)

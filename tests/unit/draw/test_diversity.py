@@ -11,6 +11,7 @@ from pytest_pallas import strategies as pst
 from pytest_pallas.draw import diversity
 from pytest_pallas.draw.arguments import Declared, Drawn, aspects, extents, variants
 from pytest_pallas.draw.diversity import BASE, choose, draw_name
+from pytest_pallas.errors import SpecError
 from pytest_pallas.record import Aspect
 
 CALL = pst.arguments(
@@ -185,3 +186,9 @@ def test_an_example_of_one_block_is_no_example_of_several():
     assert extents(one) == set()
     assert extents(several) == {"several"}
     assert extents(Drawn((), {"m": 33}, declared=Declared())) == set()
+
+
+def test_a_strategy_that_filters_too_much_is_told_what_to_do():
+    strategy = pst.arrays("m n").filter(lambda drawn: drawn[0].shape == (7, 7))
+    with pytest.raises(SpecError, match=r"gives too few examples.*in place of .filter\(\)"):
+        choose(strategy, seed=0, examples=8)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 import os
 import signal
@@ -25,7 +26,7 @@ from pytest_pallas.replay.goldens import (
     from_json,
     to_json,
 )
-from pytest_pallas.replay.values import digest
+from pytest_pallas.replay.values import digest, dump
 
 pytest.importorskip("safetensors")
 
@@ -70,6 +71,30 @@ class TestWriting:
         for _ in range(2):
             store.put(*golden())
         assert len([path for path in store.folder.rglob("*") if path.is_file()]) == 2
+
+    def test_goldens_of_before_compression_can_be_read(self, store: Store) -> None:
+        put, arrays = golden()
+        arrays = {name: np.tile(array, (50, 50)) for name, array in arrays.items()}
+        kinds = (("float32", (100, 150)),)
+        output = dataclasses.replace(
+            put.outputs[0], shape=(100, 150), digest=digest(arrays["out0"])
+        )
+        call = dataclasses.replace(put.call, kinds=kinds)
+        put = dataclasses.replace(put, call=call, outputs=(output,))
+        sizes: list[int] = []
+        for content in (None, dump(arrays)):
+            kept = store.put(put, arrays)
+            if content is not None:
+                name = hashlib.sha256(content).hexdigest()
+                (store.folder / "tensors" / f"{name}.safetensors").write_bytes(content)
+                plain = {**to_json(kept), "schema": 1, "tensors": name}
+                (store.folder / "goldens" / f"{kept.name}.json").write_text(json.dumps(plain))
+            (kept,) = store.goldens()
+            np.testing.assert_array_equal(store.outputs(kept)[""], arrays["out0"])
+            np.testing.assert_array_equal(store.inputs(kept)[0], arrays["in0"])
+            file = store.folder / "tensors" / f"{kept.tensors}.safetensors"
+            sizes.append(file.stat().st_size)
+        assert sizes[0] < sizes[1] / 10
 
     def test_equal_arrays_share_a_file(self, store: Store) -> None:
         one, arrays = golden()

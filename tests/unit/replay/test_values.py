@@ -31,10 +31,13 @@ def array(name: str, shape: tuple[int, ...] = (3, 5)) -> Any:
 
 class TestTensors:
     @pytest.mark.parametrize("name", DTYPES)
-    @pytest.mark.parametrize("shape", [(3, 5), (0, 4), (), (1,)], ids=str)
-    def test_every_dtype_comes_back(self, name: str, shape: tuple[int, ...]) -> None:
+    @pytest.mark.parametrize("shape", [(3, 5), (0, 4), (), (1,), (40, 70)], ids=str)
+    @pytest.mark.parametrize("compressed", [False, True])
+    def test_every_dtype_comes_back(
+        self, name: str, shape: tuple[int, ...], compressed: bool
+    ) -> None:
         before = array(name, shape)
-        content = tensors.dump({"a": before})
+        content = tensors.dump({"a": before}, compressed=compressed)
         after = tensors.load(content, {"a": (before.dtype.name, before.shape)})["a"]
         assert after.dtype == before.dtype
         assert after.shape == before.shape
@@ -65,6 +68,27 @@ class TestTensors:
     def test_what_is_said_of_an_array_must_be_true(self, kind: Any, message: str) -> None:
         with pytest.raises(GoldenError, match=message):
             tensors.load(tensors.dump({"a": array("float32")}), {"a": kind})
+
+    def test_compressed_arrays_are_smaller(self) -> None:
+        numbers = np.random.default_rng(0).standard_normal((64, 64)).astype(np.float32)
+        few, many = array("float32", (64, 64)), numbers
+        plain = tensors.dump({"few": few, "many": many})
+        assert len(tensors.dump({"few": few, "many": many}, compressed=True)) < 0.6 * len(plain)
+        tiny = {"a": np.arange(3, dtype=np.float32)}
+        assert tensors.dump(tiny, compressed=True) == tensors.dump(tiny)
+
+    @pytest.mark.parametrize("size", [(40, 69), (40, 71), (4, 70)])
+    def test_a_compressed_array_of_another_size_is_damaged(self, size: Any) -> None:
+        """However large it is when it is decompressed: no more is read than it must have."""
+        content = tensors.dump({"a": array("float32", (40, 70))}, compressed=True)
+        with pytest.raises(GoldenError, match=r"the array 'a' is damaged: it has not \d+ bytes"):
+            tensors.load(content, {"a": ("float32", size)})
+
+    def test_a_compressed_array_that_was_changed_is_damaged(self) -> None:
+        content = tensors.dump({"a": array("float32", (40, 70))}, compressed=True)
+        changed = content[:-9] + bytes(byte ^ 255 for byte in content[-9:])
+        with pytest.raises(GoldenError, match="the array 'a' is damaged"):
+            tensors.load(changed, {"a": ("float32", (40, 70))})
 
     def test_a_missing_array(self) -> None:
         with pytest.raises(GoldenError, match="'b' is missing"):

@@ -9,13 +9,22 @@ import numpy as np
 import pytest
 
 from pallas_sim.errors import KernelError
+from pallas_sim.findings import Access, Finding, Owner
 from pytest_pallas import MismatchError
 from pytest_pallas.checks.context import CheckResult, ComparedOutputs
 from pytest_pallas.draw.arguments import Arguments
 from pytest_pallas.errors import facts_of
 from pytest_pallas.judge.judgement import compare
 from pytest_pallas.record import from_json, to_json
-from pytest_pallas.report.pictures import ERROR_CELLS, arguments_of, errors_of, level, pictures_of
+from pytest_pallas.report.pictures import (
+    ERROR_CELLS,
+    arguments_of,
+    errors_of,
+    level,
+    lines_of,
+    pictures_of,
+    sources_of,
+)
 from pytest_pallas.run.result import MOST_POINTS, Result
 
 
@@ -181,3 +190,39 @@ def test_of_large_masks_the_first_rows():
     [found] = arguments_of(Arguments((np.ones((2, 100, 100), bool),)))
     assert found["shape"] == [2, 100, 100]
     assert found["rows"] == ["1" * 32] * 32
+
+
+def test_source_code_around_the_lines_of_a_finding(tmp_path):
+    file = tmp_path / "kernel.py"
+    file.write_text("".join(f"line {number}\n" for number in range(1, 31)))
+    accesses = tuple(
+        Access(kind="read", ref="x", owner=Owner(), line=f"{file}:{line}") for line in (4, 30)
+    )
+    race = Finding(kind="race", message="", line=f"{file}:2", accesses=accesses)
+    sources = sources_of([*lines_of([race]), "the end of the kernel", f"{tmp_path}/none.py:3"])
+    assert sources == [
+        {
+            "file": str(file),
+            "first": 1,
+            "lines": [f"line {number}" for number in range(1, 6)],
+            "marked": [2, 4],
+        },
+        {
+            "file": str(file),
+            "first": 27,
+            "lines": [f"line {number}" for number in range(27, 31)],
+            "marked": [30],
+        },
+    ]
+
+
+def test_a_kernel_that_raised_has_its_source_code():
+    error = KernelError("no")
+    try:
+        raise ValueError("no")
+    except ValueError as cause:
+        facts_of(error).kernel_error = cause
+    [source] = pictures_of(error, builder())["sources"]
+    assert source["file"] == __file__
+    [marked] = source["marked"]
+    assert source["lines"][marked - source["first"]] == '        raise ValueError("no")'

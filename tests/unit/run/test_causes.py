@@ -1,5 +1,6 @@
 """Which failures of one check have different causes."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -10,19 +11,20 @@ from pallas_sim.findings import Finding
 from pytest_pallas import MismatchError, RaceError
 from pytest_pallas.backends.protocol import Outcome
 from pytest_pallas.checks.context import CheckResult
+from pytest_pallas.draw.arguments import Arguments
 from pytest_pallas.errors import facts_of
 from pytest_pallas.judge.judgement import compare
-from pytest_pallas.run.fuzzing import cause_of, distinct
+from pytest_pallas.run.fuzzing import ANOTHER, SIMILAR, cause_of, distinct, title_of
 
 
-def wrong(actual, size=4, output=0, outputs=1, runs=1):
+def wrong(actual, size=4, output=0, outputs=1, runs=1, **options):
     """An error of the last of some runs of a kernel with some outputs."""
     expected = np.ones(size, np.float32)
     right = compare(expected, expected, expected)
     failed = compare(np.full(size, actual, np.float32), expected, expected)
     last = [right] * output + [failed] + [right] * (outputs - output - 1)
     error = MismatchError(str(failed))
-    arguments = SimpleNamespace(args=(expected,))
+    arguments = Arguments((expected,), options)
     facts_of(error).failure = SimpleNamespace(
         result=CheckResult(
             comparisons=[*[right] * outputs * (runs - 1), *last],
@@ -73,10 +75,35 @@ def test_of_each_other_cause_the_smallest():
     assert distinct(nan, [nan, small]) == []
 
 
+def test_the_worst_of_several_wrong_outputs_is_no_cause():
+    first, second = wrong(2, outputs=2), wrong(3, outputs=2)
+    for error, worst in ((first, 0), (second, 1)):
+        result = facts_of(error).failure.result
+        failed = [result.failed, replace(result.failed, error=9e9)]
+        order = failed if worst else failed[::-1]
+        facts_of(error).failure.result = replace(result, comparisons=order)
+    assert distinct(first, [first, second]) == []
+
+
+def test_a_failure_that_looks_different_may_have_the_same_cause():
+    first, nan = wrong(2, causal=False), wrong(np.nan, causal=False)
+    assert distinct(first, [first, nan]) == [nan]
+    assert title_of(nan) == SIMILAR
+
+
+def test_an_option_that_decides_what_fails_shows_another_cause():
+    first, nan = wrong(2, causal=False), wrong(np.nan, causal=True)
+    assert distinct(first, [first, nan]) == [nan]
+    assert title_of(nan) == ANOTHER
+    again = wrong(2, causal=True)
+    assert distinct(first, [first, nan, again]) == [nan]
+    assert title_of(nan) == SIMILAR
+
+
 def races(*lines, size=4):
     error = RaceError.of(*(Finding(kind="race", message="", line=line) for line in lines))
     facts_of(error).failure = SimpleNamespace(
-        result=None, context=SimpleNamespace(arguments=SimpleNamespace(args=(np.ones(size),)))
+        result=None, context=SimpleNamespace(arguments=Arguments((np.ones(size),)))
     )
     return error
 
