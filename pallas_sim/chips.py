@@ -570,7 +570,8 @@ def vmem_excess(
     whose = "vmem_limit_bytes is" if own_limit else f"{chip_name} gives a kernel"
     more = f", or raise vmem_limit_bytes ({chip_name} has {_size(chip.vmem)})"
     message = f"blocks and scratch take {_size(total)} of VMEM, and {whose} {_size(limit)}"
-    return _excess(taken, message, f"Choose smaller blocks{more if total < chip.vmem else ''}.")
+    there = f"; {chip_name} has {_size(chip.vmem)}"
+    return _excess(taken, message, f"Choose smaller blocks{more if total < chip.vmem else there}.")
 
 
 def smem_excess(taken: Sequence[OperandMemory], chip_name: str) -> Excess | None:

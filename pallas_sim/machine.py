@@ -35,6 +35,12 @@ from pallas_sim.transforms import Elsewhere
 Filler = Callable[[np.dtype[Any], str], Any]
 
 
+#: Which TMA copies need a fence (``commit_smem``) after threads have read what they overwrite:
+#: those that the kernel starts itself, also those of JAX's pipelines, or none. The first is the
+#: default. docs/simulator.md has the reasons.
+READ_FENCES = ("kernel", "all", "none")
+
+
 @dataclass(frozen=True, kw_only=True)
 class Limits:
     """What a run may use.
@@ -82,6 +88,8 @@ class Machine:
       steps: equations evaluated so far.
       fallbacks: how often JAX evaluated a primitive that has no rule, by name.
       arithmetic: ``"chip"`` or ``"float32"``, how products are added; "" for the chip's default.
+      read_fences: which TMA copies need a fence after the reads of what they overwrite: see
+        ``READ_FENCES``.
       outputs: is called with each kernel's equation and outputs, or None.
       ahead: whether the next block of an operand is fetched while the body runs, as a chip does.
       separate: whether outputs that alias a pipelined input get memory of their own.
@@ -95,6 +103,8 @@ class Machine:
       uses: what the program uses of the outputs of its kernels; see ``liveness``.
       monitored: whether the recording is read for what is out of order.
       drops_indices: whether TMA copies lose the index of an axis of one tile, as on a chip.
+      refuses: whether a kernel that JAX or Mosaic refuses is an error: see ``refusals``.
+      named: whether the chip was named, so that kernels that show no platform are for it, too.
       recording: what threads did to shared memory and semaphores.
       timeline: keeps what happened when, or None.
       shared_bytes: gives the bytes of shared memory that a compiler counts for a block of a kernel
@@ -113,6 +123,7 @@ class Machine:
     steps: int = 0
     fallbacks: Counter[str] = field(default_factory=Counter)
     arithmetic: str = ""
+    read_fences: str = ""
     outputs: Callable[[Any, list[Any]], None] | None = None
     ahead: bool = True
     separate: bool = False
@@ -126,6 +137,8 @@ class Machine:
     uses: Mapping[int, Sequence[Any]] = field(default_factory=dict)
     monitored: bool = True
     drops_indices: bool = True
+    refuses: bool = True
+    named: bool = False
     recording: Recording = field(default_factory=Recording)
     timeline: Timeline | None = None
     inspector: StepObserver | None = None
@@ -133,7 +146,15 @@ class Machine:
     _kept: dict[int, tuple[weakref.ref[Any], Any]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Count equation by equation where there is a timeline."""
+        """Count equation by equation where there is a timeline.
+
+        Raises:
+          OptionError: there is no such choice of fences.
+        """
+        self.read_fences = self.read_fences or READ_FENCES[0]
+        if self.read_fences not in READ_FENCES:
+            valid = ", ".join(READ_FENCES)
+            raise OptionError(f"unknown read_fences {self.read_fences!r}; valid: {valid}")
         if self.timeline is not None:
             self.keep_timeline(self.timeline)
 

@@ -25,7 +25,7 @@ from pallas_sim.compat.jaxprs import (
     written_inputs,
 )
 from pallas_sim.compat.source import source_line
-from pallas_sim.cores import Traffic, traffic_of
+from pallas_sim.cores import Traffic, most_at_a_time, traffic_of
 from pallas_sim.dtypes import Array
 from pallas_sim.errors import SimulationError
 from pallas_sim.evaluation import Program, prepare, prepare_lifted, run
@@ -328,14 +328,66 @@ def capacity_findings(kernel: PreparedKernel, target: str) -> Iterator[Finding]:
       kernel: the kernel.
       target: name of the chip.
     """
-    limit = getattr(kernel.facts.params, "vmem_limit_bytes", None)
-    excesses = (
-        vmem_excess(list(_taken(kernel, ("default", "vmem"))), target, limit),
-        smem_excess([*_scalars(kernel), *_taken(kernel, ("smem",))], target),
+    facts, body = kernel.facts, kernel.equation.params["jaxpr"]
+    vmem = [*_taken(kernel, ("default", "vmem")), *_allocated(body, "vmem")]
+    smem = [*_scalars(kernel), *_taken(kernel, ("smem",)), *_allocated(body, "smem")]
+    yield from _excesses(vmem, smem, facts.params, target, kernel.name, kernel.line)
+
+
+def scratch_findings(
+    scratch: Sequence[tuple[str, Any]], body: Any, params: Any, target: str, name: str, line: str
+) -> Iterator[Finding]:
+    """Yield what a kernel on a mesh of TensorCores needs beyond the VMEM and SMEM of a core.
+
+    Args:
+      scratch: names and avals of its scratch operands.
+      body: its jaxpr.
+      params: its compiler parameters.
+      target: name of the chip.
+      name: of the kernel.
+      line: ``file:line`` of its call.
+    """
+    vmem, smem = (
+        [*_of_space(scratch, (space,)), *_allocated(body, space)] for space in ("vmem", "smem")
     )
-    for excess in excesses:
+    yield from _excesses(vmem, smem, params, target, name, line)
+
+
+def _excesses(
+    vmem: Sequence[OperandMemory],
+    smem: Sequence[OperandMemory],
+    params: Any,
+    target: str,
+    name: str,
+    line: str,
+) -> Iterator[Finding]:
+    limit = getattr(params, "vmem_limit_bytes", None)
+    for excess in (vmem_excess(vmem, target, limit), smem_excess(smem, target)):
         if excess is not None:
-            yield excess.finding(kernel.name, kernel.line)
+            yield excess.finding(name, line)
+
+
+def _of_space(refs: Sequence[tuple[str, Any]], spaces: Sequence[str]) -> list[OperandMemory]:
+    return [
+        OperandMemory(name, padded(aval.shape, aval.dtype))
+        for name, aval in refs
+        if space_of(aval) in spaces and hasattr(aval, "shape")
+    ]
+
+
+def _allocated(body: Any, space: str) -> list[OperandMemory]:
+    """Return what ``pl.run_scoped`` allocates in a memory space, as much as there is at a time."""
+
+    def taken_by(eqn: Any) -> list[tuple[str, int]]:
+        if eqn.primitive.name != "run_scoped":
+            return []
+        inner = open_jaxpr(eqn.params["jaxpr"])[0]
+        refs = [
+            (name, var.aval) for name, var in zip(argument_names(inner), inner.invars, strict=False)
+        ]
+        return [(memory.name, memory.nbytes) for memory in _of_space(refs, (space,))]
+
+    return [OperandMemory(*part) for part in most_at_a_time(body, taken_by)]
 
 
 def _taken(kernel: PreparedKernel, spaces: tuple[str, ...]) -> Iterator[OperandMemory]:
@@ -346,9 +398,7 @@ def _taken(kernel: PreparedKernel, spaces: tuple[str, ...]) -> Iterator[OperandM
         if block.space in spaces:
             count = block.buffers or (2 if window.ahead and _changes(window, facts) else 1)
             yield OperandMemory(block.name, padded(window.shape, block.dtype), count)
-    for name, aval in facts.scratch:
-        if space_of(aval) in spaces and hasattr(aval, "shape"):
-            yield OperandMemory(name, padded(aval.shape, aval.dtype))
+    yield from _of_space(facts.scratch, spaces)
 
 
 def _scalars(kernel: PreparedKernel) -> Iterator[OperandMemory]:

@@ -372,6 +372,7 @@ class Asynchronous:
       kernel: name of the kernel.
       chain: operations with equal chains happen one after the other; None for those that have none.
       apart: whether one of several warps starts it, which may be ahead of the others.
+      refills: whether it may overwrite what threads have read only after a fence.
     """
 
     what: str
@@ -382,6 +383,7 @@ class Asynchronous:
     kernel: str = ""
     chain: Any = None
     apart: bool = False
+    refills: bool = False
 
 
 @dataclass(slots=True, eq=False)

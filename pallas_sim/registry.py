@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from pallas_sim.compat.source import source_line
+from pallas_sim.compat.source import is_machinery, source_line
 from pallas_sim.transforms import Operand
 
 #: Computes the results of an equation from its operands: one value, or a sequence of them where
@@ -61,6 +61,11 @@ class Equation:
     def line(self) -> str:
         """``file:line`` of the code that made it, or ""."""
         return (self.origin is not None and source_line(self.origin)) or self.around
+
+    @property
+    def of_jax(self) -> bool:
+        """Whether JAX made it for a loop or pipeline of its own."""
+        return self.origin is not None and is_machinery(self.origin)
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -12,8 +12,11 @@ from typing import Any
 import numpy as np
 
 from pallas_sim import rules as rules  # which registers them
-from pallas_sim.chips import TARGETS, Target, accumulations
+from pallas_sim.chips import DEFAULT_TARGETS, TARGETS, accumulations
+from pallas_sim.compat.grids import platform_of
+from pallas_sim.compat.jaxprs import KERNEL_PRIMITIVES
 from pallas_sim.copies import release
+from pallas_sim.cores import equations
 from pallas_sim.eager import EvaluateJaxpr, evaluated_eagerly, evaluating_eagerly
 from pallas_sim.errors import (
     BoundsError,
@@ -298,12 +301,13 @@ def _inputs(jaxpr: Any) -> Sequence[Any]:
 def simulate(
     fn: Callable[..., Any],
     *args: Any,
-    target: str = "v6e",
+    target: str = "",
     seed: int = 0,
     limits: Limits | None = None,
     machine: Machine | None = None,
     jit: bool = True,
     arithmetic: str = "",
+    read_fences: str = "",
     trace: str | os.PathLike[str] | None = None,
     watch: str | Sequence[str] = (),
     stop_at: str | Sequence[str] = (),
@@ -318,14 +322,20 @@ def simulate(
       fn: calls Pallas kernels, and may do anything else that JAX can trace.
       args: pytrees of arrays; leaves that are no arrays are passed as they are, untraced.
       target: the chip: ``"v4"``, ``"v5e"``, ``"v5p"``, ``"v6e"``, ``"tpu7x"``, ``"a100"``,
-        ``"h100"``, ``"h200"`` or ``"b200"``.
+        ``"h100"``, ``"h200"`` or ``"b200"``. By default ``"v6e"``, or ``"h100"`` if all kernels
+        that show their platform are for GPUs; with ``jit=False`` always ``"v6e"``. If a TPU is
+        named, kernels that its compiler refuses for their operations or dtypes are refused here.
       seed: decides everything that hardware may do in any order.
       limits: how many equations may be evaluated, and how much memory used.
-      machine: where it runs, in place of a new one of that target, seed, limits and arithmetic.
+      machine: where it runs, in place of a new one of that target, seed, limits, arithmetic and
+        fences.
       jit: False to call the function as it is, because it needs the values of its arguments.
       arithmetic: how tensor cores add products: ``"chip"``, with the bits that they keep, or
         ``"float32"``. By default ``"chip"`` on chips that gave the same bits: ``"h100"`` and
         ``"h200"``; also known of ``"a100"`` and ``"b200"``. See docs/simulator.md.
+      read_fences: which TMA copies of a GPU need a fence after threads have read what they
+        overwrite: ``"kernel"``, those that the kernel starts itself (the default), ``"all"``, also
+        those of JAX's pipelines, or ``"none"``. See docs/simulator.md.
       trace: a file to write a timeline of the run to, for Perfetto or chrome://tracing; also that
         of a run that an error ends.
       watch: names of references: each change of their values is printed, and in ``watched``.
@@ -335,24 +345,34 @@ def simulate(
       options: keyword arguments, passed untraced.
 
     Raises:
-      OptionError: there is no such target, or its arithmetic is not known; ``trace`` cannot be
-        written; no kernel has a reference of a name in ``watch``, or no equation is at a line of
-        ``stop_at``.
+      OptionError: there is no such target or setting, or its arithmetic is not known; ``trace``
+        cannot be written; no kernel has a reference of a name in ``watch``, or no equation is at a
+        line of ``stop_at``.
       SimulationError: the call cannot be simulated; the message names the kernel's line.
       Exception: what the function itself raises while it is traced.
     """
+    call = _Call.of(fn, args, options)
+    named = bool(target)
     target = target if machine is None else machine.target
+    if not target:
+        target = call.trace_for_default() if jit else DEFAULT_TARGETS["tpu"]
     chip = TARGETS.get(target)
     if chip is None:
         raise OptionError(f"unknown target {target!r}; valid: {', '.join(TARGETS)}")
     if machine is None:
         limits = limits or Limits()
         machine = Machine(
-            target=target, seed=seed, cores=chip.cores, limits=limits, arithmetic=arithmetic
+            target=target,
+            seed=seed,
+            cores=chip.cores,
+            limits=limits,
+            arithmetic=arithmetic,
+            read_fences=read_fences,
+            named=named,
         )
     accumulations(machine.target, machine.arithmetic)  # which rejects what is not known
     with _looked_at(machine, trace, watch, stop_at):
-        values = _simulated(fn, args, options, machine, chip, jit=jit)
+        values = call.run(machine, jit=jit)
     inspector = machine.inspector
     return Simulation(
         values=values,
@@ -389,34 +409,75 @@ def _listed(names: str | Sequence[str]) -> tuple[str, ...]:
     return (names,) if isinstance(names, str) and names else tuple(names)
 
 
-def _simulated(
-    fn: Callable[..., Any],
-    args: Sequence[Any],
-    options: Mapping[str, Any],
-    machine: Machine,
-    chip: Target,
-    *,
-    jit: bool,
-) -> Any:
-    """Return what the function returns on a machine that simulates a chip."""
-    import jax
+@dataclass(eq=False)
+class _Call:
+    """A call of a function, as one of arrays.
 
-    leaves, tree = jax.tree.flatten(args)
-    where = [position for position, leaf in enumerate(leaves) if _is_array(leaf)]
+    Attributes:
+      function: takes the arrays.
+      arrays: those among its arguments.
+      target: the chip that it was traced for; "" before.
+      traced: the jaxpr, and the structure of the results.
+    """
 
-    def of_arrays(*arrays: Any) -> Any:
-        filled = list(leaves)
-        for position, array in zip(where, arrays, strict=True):
-            filled[position] = array
-        return fn(*jax.tree.unflatten(tree, filled), **options)
+    function: Callable[..., Any]
+    arrays: Sequence[Any]
+    target: str = ""
+    traced: tuple[Any, Any] = (None, None)
 
-    arrays = [leaves[position] for position in where]
-    with tracing_for(chip):
-        if jit:
-            jaxpr, shape = jax.make_jaxpr(of_arrays, return_shape=True)(*arrays)
-            flat = evaluate(jaxpr, machine, arrays)
+    @classmethod
+    def of(cls, fn: Callable[..., Any], args: Sequence[Any], options: Mapping[str, Any]) -> _Call:
+        """Return the call ``fn(*args, **options)``."""
+        import jax
+
+        leaves, tree = jax.tree.flatten(args)
+        where = [position for position, leaf in enumerate(leaves) if _is_array(leaf)]
+
+        def of_arrays(*arrays: Any) -> Any:
+            filled = list(leaves)
+            for position, array in zip(where, arrays, strict=True):
+                filled[position] = array
+            return fn(*jax.tree.unflatten(tree, filled), **options)
+
+        return cls(of_arrays, [leaves[position] for position in where])
+
+    def trace(self, target: str) -> None:
+        """Trace the function for a chip, unless that was done."""
+        import jax
+
+        if self.target != target:
+            self.traced = jax.make_jaxpr(self.function, return_shape=True)(*self.arrays)
+            self.target = target
+
+    def trace_for_default(self) -> str:
+        """Trace the function for the default chip of its kernels' platform, and return that."""
+        tpu, gpu = DEFAULT_TARGETS["tpu"], DEFAULT_TARGETS["gpu"]
+        try:
+            with tracing_for(TARGETS[tpu]):
+                self.trace(tpu)
+        except Exception:  # some kernels ask for what only a GPU has
+            with suppress(Exception), tracing_for(TARGETS[gpu]):
+                self.trace(gpu)
+            if self.target != gpu or not self._is_for_gpus():
+                raise
+        return gpu if self._is_for_gpus() else tpu
+
+    def _is_for_gpus(self) -> bool:
+        kernels = (e for e in equations(self.traced[0]) if e.primitive.name in KERNEL_PRIMITIVES)
+        platforms = set(map(platform_of, kernels))
+        return "gpu" in platforms and "tpu" not in platforms
+
+    def run(self, machine: Machine, *, jit: bool) -> Any:
+        """Return what the function returns on a machine."""
+        import jax
+
+        with tracing_for(TARGETS[machine.target]):
+            if not jit:
+                return run_eagerly(self.function, machine, self.arrays)
+            self.trace(machine.target)
+            jaxpr, shape = self.traced
+            flat = evaluate(jaxpr, machine, self.arrays)
             return jax.tree.unflatten(jax.tree.structure(shape), flat)
-        return run_eagerly(of_arrays, machine, arrays)
 
 
 def _is_array(leaf: Any) -> bool:

@@ -29,6 +29,7 @@ from pallas_sim.compat.grids import (
 from pallas_sim.compat.jaxprs import (
     FOREIGN_PRIMITIVES,
     KERNEL_PRIMITIVES,
+    argument_names,
     discharged,
     is_literal,
     is_reference,
@@ -64,6 +65,7 @@ __all__ = [
     "GridFacts",
     "Operand",
     "Spot",
+    "argument_names",
     "discharged",
     "exact_exports",
     "grid_facts",

@@ -368,6 +368,10 @@ class Options:
     arithmetic: str = _option("", one_of("chip", "float32"), "WHAT",
         "how simulated GPUs add the products of tensor cores: chip, with the bits that they keep, "
         "or float32 (default: chip on h100 and h200, which were compared with a chip)", marked=True)
+    read_fences: str = _option("", one_of("kernel", "all", "none"), "WHICH",
+        "which TMA copies of simulated GPUs need a fence (commit_smem) after threads have read "
+        "what they overwrite: those that the kernel starts itself (kernel, the default), also "
+        "those of JAX's pipelines (all), or none", marked=True)
     timeout: float = _option(60.0, amount("seconds"), "SECONDS",
         "time limit in seconds for blocked devices and for each compilation (default: "
         "60)", marked=True)

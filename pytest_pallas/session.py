@@ -59,7 +59,7 @@ class SpecFacts:
 
     Attributes:
       problem: why it cannot be verified; None if it can.
-      is_for_gpus: whether its plain function is a Mosaic GPU kernel; None if that is not known.
+      is_for_gpus: whether its plain function is a kernel for GPUs; None if that is not known.
       lacks: why a simulator cannot run it, by the simulator's label; None if it can.
       unmet: why a check applies to none of its kernels, by check and backend; None if it does.
       closed: whether nothing more is traced: what is not known takes its default.
@@ -321,6 +321,7 @@ class Session:
             # Mutants run where kernels are executed.
             rewriting=None if backend.kind == "compiling" else self.mutant,
             arithmetic=self.arithmetic(options, backend),
+            read_fences=options.read_fences,
             dump=dump and str(dump / re.sub(r"[^\w.-]+", "-", test).strip("-")),
             **rest,
         )

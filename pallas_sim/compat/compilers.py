@@ -163,6 +163,37 @@ def asks_for_the_chip(frame: FrameType | None) -> bool:
     return not own or "pallas" in name or name in _OF_KERNELS
 
 
+@functools.cache
+def primitives_of_cores(kind: str) -> frozenset[str]:
+    """Return the names of the primitives that JAX lowers for a kind of cores of a TPU.
+
+    Args:
+      kind: ``"tc"``, ``"sc_scalar_subcore"`` or ``"sc_vector_subcore"``.
+    """
+    core: Any = importlib.import_module("jax._src.pallas.mosaic.core")
+    lowering: Any = importlib.import_module("jax._src.pallas.mosaic.lowering")
+    if kind != "tc":
+        importlib.import_module("jax._src.pallas.mosaic.sc_lowering")
+        importlib.import_module("jax._src.pallas.mosaic.sc_primitives")
+    return frozenset(primitive.name for primitive in lowering.lowering_rules[core.CoreType(kind)])
+
+
+@functools.cache
+def primitives_of_mosaic_gpu(semantics: Any, *, warp: bool) -> frozenset[str]:
+    """Return the names of the primitives that JAX's Mosaic GPU lowers.
+
+    Args:
+      semantics: the ``lowering_semantics`` of ``plgpu.CompilerParams``; None for the default.
+      warp: for one warp, and not for a warpgroup.
+    """
+    core: Any = importlib.import_module("jax._src.pallas.mosaic_gpu.core")
+    lowering: Any = importlib.import_module("jax._src.pallas.mosaic_gpu.lowering")
+    if semantics is None:
+        semantics = core.CompilerParams().lowering_semantics
+    who = core.PrimitiveSemantics.Warp if warp else core.PrimitiveSemantics.Warpgroup
+    return frozenset(primitive.name for primitive in lowering.mosaic_lowering_rules[semantics, who])
+
+
 @contextmanager
 def lowering_to_triton() -> Generator[list[Any]]:
     """Let JAX's lowering to Triton verify each module, as XLA does when it reads it.

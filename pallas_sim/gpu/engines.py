@@ -58,6 +58,17 @@ def reading_then_writing[Value](
     return [lambda: values.append(read()), lambda: write(values[0])]
 
 
+def refills(thread: GpuThread, *, of_jax: bool) -> bool:
+    """Return whether a write through the asynchronous proxy needs a fence after earlier reads.
+
+    Args:
+      thread: that starts it.
+      of_jax: whether a pipeline of JAX's starts it, where the kernel cannot put a fence.
+    """
+    fences = thread.machine.read_fences
+    return fences == "all" or (fences == "kernel" and not of_jax)
+
+
 def start(
     thread: GpuThread,
     operation: EngineOperation,

@@ -60,6 +60,7 @@ from pallas_sim.machine import GridPosition, Thread
 from pallas_sim.memory import Arena, Ref
 from pallas_sim.order.disorder import report_disorder
 from pallas_sim.recording import Acquired, Recording, Synchronized
+from pallas_sim.refusals import require_mosaic_gpu
 from pallas_sim.registry import Equation, Evaluate
 from pallas_sim.tracing import absent_chip, present
 
@@ -172,9 +173,20 @@ def kernel_of(eqn: Equation) -> GpuKernel:
 
 
 def bind(eqn: Equation) -> Evaluate:
-    """Return the function that evaluates a ``mpmd_map`` over a grid of blocks."""
-    kernel = kernel_of(eqn)
+    """Return the function that evaluates a ``mpmd_map`` over a grid of blocks.
+
+    Raises:
+      SimulationError: JAX compiles no such kernel.
+    """
     inner, _ = open_jaxpr(eqn.params["jaxprs"][0])
+    if len(inner.invars) != len(eqn.ins) + len(eqn.params["out_avals"]):
+        raise SimulationError(
+            "JAX compiles no pl.kernel with scratch_types on a plgpu.Mesh: call plgpu.kernel, "
+            "which takes them, or allocate with pl.run_scoped in the body"
+        )
+    if len(eqn.params["jaxprs"]) > 1 or eqn.params.get("external_meshes"):
+        raise SimulationError("JAX compiles no kernel of several meshes for a GPU")
+    kernel = kernel_of(eqn)
     in_memory = [is_reference(var.aval) for var in inner.invars]
     excesses: dict[str, Excess | None] = {}
     tiles: dict[Any, Tiles] = {}
@@ -193,6 +205,8 @@ def bind(eqn: Equation) -> Evaluate:
                 "choose a GPU, such as h100"
             )
         target = thread.machine.target
+        if not excesses and thread.machine.refuses:
+            require_mosaic_gpu(eqn.params["jaxprs"][0], kernel.params, kernel.line)
         if target not in excesses:
             body, mesh = eqn.params["jaxprs"][0], eqn.params["meshes"][0]
             excesses[target] = smem_excess_of_block(body, mesh, kernel.params, target)

@@ -30,6 +30,7 @@ from pallas_sim.compat.jaxprs import (
 from pallas_sim.cores import equations, meet, most_at_a_time
 from pallas_sim.errors import SimulationError
 from pallas_sim.findings import Finding, Wait
+from pallas_sim.gpu.tensor_cores import require_accumulator
 from pallas_sim.gpu.tensor_memory import TensorMemory, made_by, tensor_memory
 from pallas_sim.gpu.threads import Barrier, GpuLaunch, GpuThread, ThreadBlock
 from pallas_sim.memory import AllocationKey, Ref
@@ -172,6 +173,7 @@ def _reserve(thread: GpuThread, scope: GpuScope) -> None:
 def _made(thread: GpuThread, item: ScopedRef, *, first: bool) -> Ref:
     aval, block = item.aval, thread.block
     if is_accumulator(aval):  # JAX begins with zeros
+        require_accumulator(aval.shape, item.name or "the accumulator")
         hold_accumulator(thread, aval, item.name, thread.around)
         return Ref(np.zeros(aval.shape, aval.dtype), item.name, "regs")
     ref, thread.top = _allocate(block, item, thread.top, first=first)

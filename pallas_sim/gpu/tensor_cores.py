@@ -21,7 +21,7 @@ and ``scaled_product`` those with a scale for each block of elements. Between th
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
 
@@ -46,6 +46,99 @@ from pallas_sim.products import Product, chip_product, fused_product, multiplier
 
 #: Bits of a row of an operand that one instruction contracts (PTX ISA 9.0, 9.7.16.2.1).
 _INSTRUCTION_BITS = 256
+
+
+#: The dtypes of the sums of ``wgmma``, by that of its second operand.
+_WGMMA_SUMS = {
+    **dict.fromkeys(("bfloat16", "float32"), ("float32",)),
+    **dict.fromkeys(("float16", "float8_e4m3fn", "float8_e5m2"), ("float32", "float16")),
+    "int8": ("int32",),
+}
+
+
+#: Bytes of a row that the smallest swizzle spans. JAX has no ``wgmma`` without one.
+_SWIZZLE = 32
+
+
+def require_accumulator(shape: Sequence[int], name: str = "the accumulator") -> None:
+    """Reject an accumulator of ``wgmma`` that no Hopper has.
+
+    Args:
+      shape: of the accumulator.
+      name: of its reference.
+
+    Raises:
+      SimulationError: the message has the shape, and what is allowed.
+    """
+    rows, columns = shape
+    if rows % 64 or columns % 8:
+        raise SimulationError(
+            f"{name} of wgmma is {list(shape)}: its rows must be a multiple of 64, which one "
+            "instruction computes, and its columns a multiple of 8"
+        )
+
+
+def require_wgmma(sums: Any, lhs: Any, rhs: Any) -> None:
+    """Reject a product that ``wgmma`` does not compute (PTX ISA 9.0, 9.7.15.2).
+
+    Args:
+      sums: the accumulator.
+      lhs: the first operand.
+      rhs: the second operand.
+
+    Raises:
+      SimulationError: the message has the shapes or dtypes, and what is allowed.
+    """
+    require_accumulator(sums.shape)
+    if sums.shape[1] > 256:
+        raise SimulationError(
+            f"wgmma of {sums.shape[1]} columns: one instruction computes at most 256; divide them "
+            "among several accumulators"
+        )
+    allowed = _WGMMA_SUMS.get(rhs.dtype.name)
+    if allowed is None or sums.dtype.name not in allowed:
+        raise SimulationError(
+            f"wgmma of {lhs.dtype.name} and {rhs.dtype.name} into {sums.dtype.name}: "
+            + (
+                f"its sums are {' or '.join(allowed)}"
+                if allowed
+                else f"its operands are {', '.join(_WGMMA_SUMS)}"
+            )
+        )
+    least = _SWIZZLE // rhs.dtype.itemsize
+    if lhs.shape[1] % least:
+        raise SimulationError(
+            f"wgmma of {lhs.shape[1]} terms of {rhs.dtype.name}: they must be a multiple of "
+            f"{least}, which are {_SWIZZLE} bytes; pad both operands with zeros"
+        )
+
+
+def require_wgmma_operand(name: str, part: Any, terms: int) -> None:
+    """Reject an operand in shared memory whose rows ``wgmma`` cannot read.
+
+    Args:
+      name: of its reference.
+      part: the operand, as a view of the memory.
+      terms: its axis along which products are added up.
+
+    Raises:
+      SimulationError: the message has the shape, and what is allowed.
+    """
+    if min(part.shape) < 2:
+        return  # its rows may be along either axis
+    along = int(abs(part.strides[0]) > abs(part.strides[1]))  # the axis of a row in memory
+    size = part.dtype.itemsize
+    if size != 2 and along != terms:
+        raise SimulationError(
+            f"wgmma of {name} {list(part.shape)}, whose rows in memory are along axis {along}: of "
+            f"{part.dtype.name}, they must be along the terms, axis {terms}; only operands of 16 "
+            "bits may be the other way. Store it transposed, and use plgpu.transpose_ref"
+        )
+    if part.shape[along] * size % _SWIZZLE:
+        raise SimulationError(
+            f"wgmma of {name} {list(part.shape)}: a row in memory has {part.shape[along]} elements "
+            f"of {part.dtype.name}, and it must be a multiple of {_SWIZZLE} bytes"
+        )
 
 
 @cache

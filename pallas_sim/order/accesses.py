@@ -37,6 +37,8 @@ class SideInFlight:
         sees all that its thread knows.
       converged: the time up to which all lanes of its own thread have done what they had to do;
         None if one warp started it, or it writes through no other proxy than threads.
+      refill_clock: of the reads of threads that a fence orders before its writes; None if they need
+        none.
       tensor_clock: of what its thread knows that others did to tensor memory; None of other memory.
       chain: of the operation: see ``Asynchronous``.
       number: of the flight, in the order in which those of an allocation began.
@@ -54,6 +56,7 @@ class SideInFlight:
     side: Side | None = None
     proxy_clock: Array | None = None
     converged: int | None = None
+    refill_clock: Array | None = None
     tensor_clock: Array | None = None
     chain: Any = None
     number: int = 0

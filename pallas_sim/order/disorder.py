@@ -154,6 +154,13 @@ def _race(kind: str, later: Access, earlier: Access, *, chained: bool) -> str:
             f"{on}: the kernel may begin before the one ahead of it has ended, and nothing orders "
             "two accesses of the two; call plgpu.griddepcontrol_wait() before"
         )
+    if kind == "refill":
+        return (
+            f"{on}: {later.by} may overwrite what a thread has not read yet, because no fence "
+            "comes between them, and barriers do not order the asynchronous proxy with reads of "
+            "threads; call plgpu.commit_smem() after the read, before the thread arrives or starts "
+            "the copy. read_fences='none' (--pallas-read-fences=none) takes it to be right"
+        )
     if kind == "fence" and earlier.kind == "read":
         return (
             f"{on}: {later.by} may overwrite what some lanes of the thread that starts it still "

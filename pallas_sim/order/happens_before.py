@@ -38,8 +38,10 @@ thread that knows that it is done. Each thread has three more clocks:
   wait for each other before, unless the kernel has ``unsafe_no_auto_barriers``, which is safe
   only where this does not happen (the docstring of ``plgpu.CompilerParams``). Then a kernel must
   say so itself, by ``commit_smem`` or by a barrier at which all lanes arrive and that it waits
-  for. No fence is needed for what is only read: consumers release a buffer without one in
-  CUTLASS's ``PipelineTmaAsync`` and in JAX's ``emit_pipeline_warp_specialized``.
+  for.
+
+A copy that writes through the asynchronous proxy what threads have read needs a fence, too, if it
+``refills``: ``machine.READ_FENCES`` says which copies do, and docs/simulator.md why.
 """
 
 from __future__ import annotations
@@ -139,9 +141,10 @@ class OrderPass:
       before: the operations that are done before one of the same chain can be.
       finished: threads, and the operations that they know to be done.
       violations: what is out of order, at most ``MOST``: a kind, the event, and the earlier one.
-        ``"race"``; ``"fence"``: an engine may not see it, or lanes may still read; ``"tensor"``:
-        the order does not hold for tensor memory; ``"early"``: with an access of the kernel ahead;
-        ``"entry"``: of a device; ``"phase"``: one of a barrier may be missed.
+        ``"race"``; ``"fence"``: an engine may not see it, or lanes may still read; ``"refill"``:
+        no fence comes between a read and an engine's write; ``"tensor"``: the order does not hold
+        for tensor memory; ``"early"``: with an access of the kernel ahead; ``"entry"``: of a
+        device; ``"phase"``: one of a barrier may be missed.
     """
 
     events: Sequence[Event]
@@ -394,6 +397,9 @@ def _hidden_from_engine(flight: SideInFlight, past: PastAccess, *, own: bool) ->
             visible = flight.converged is None or past.time_of(flight.thread) <= flight.converged
         if not visible:
             return "fence"
+        # For a write, ``proxy_clock`` has said so already.
+        if flight.refill_clock is not None and not past.is_before(flight.refill_clock):
+            return "refill"
     if flight.tensor_clock is None or own or past.is_before(flight.tensor_clock):
         return ""
     return "tensor"
@@ -586,6 +592,7 @@ def _fork(this: OrderPass, event: Forked) -> None:
         knowledge = (
             proxy_clock if side.proxied else None,
             converged if apart else None,
+            proxy_clock if side.proxied and writes and operation.refills else None,
             tensor_clock if side.tensor_core else None,
         )
         start = (thread, clock, bounds, allocation)

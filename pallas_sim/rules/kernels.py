@@ -7,6 +7,7 @@ of a GPU (``gpu.mosaic_kernels``).
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -40,8 +41,9 @@ from pallas_sim.generators import raw_value, value_of
 from pallas_sim.liveness import note_unused
 from pallas_sim.machine import GridPosition, Machine, Thread
 from pallas_sim.memory import AllocationKey, KeyArray, Ref, is_key_dtype
-from pallas_sim.pallas_calls import PreparedKernel, capacity_findings, kernel_of
+from pallas_sim.pallas_calls import PreparedKernel, capacity_findings, kernel_of, scratch_findings
 from pallas_sim.pipeline import execute
+from pallas_sim.refusals import require_lowering, require_real
 from pallas_sim.registry import Equation, Evaluate, rule
 
 
@@ -64,12 +66,19 @@ def _pallas_call(eqn: Equation) -> Evaluate:
         machine, on_gpu = thread.machine, thread.machine.platform == "gpu"
         _require_platform(thread, written_for, "TPUs" if on_gpu else "Triton")
         run_grid = execute
+        if machine.refuses and not on_gpu and machine.target not in lowered:
+            require_real(eqn.params["jaxpr"], kernel.line)
+            # A portable kernel may be for a GPU only, unless a TPU was named.
+            if machine.named or written_for == "TPUs":
+                kind = getattr(kernel.facts.params, "kernel_type", None)
+                require_lowering(eqn.params["jaxpr"], getattr(kind, "value", "tc"), kernel.line)
+                lowered.add(machine.target)
         if on_gpu:
             from pallas_sim.gpu.portable_grids import execute as run_grid
-            from pallas_sim.gpu.triton import require_lowering
+            from pallas_sim.gpu.triton import require_lowering as require_triton
 
             if machine.target not in lowered:
-                require_lowering(kernel.equation, machine.target)
+                require_triton(kernel.equation, machine.target)
                 lowered.add(machine.target)
         key = (machine.target, machine.shared_bytes is None)
         if key not in excesses:
@@ -201,7 +210,34 @@ def _mpmd_map(eqn: Equation) -> Evaluate:
         for number in range(first_scratch, len(inner.invars))
     ]
 
+    # Cached, because one equation may be evaluated many times.
+    @functools.cache
+    def require() -> None:
+        for mesh, jaxpr in zip(meshes, jaxprs, strict=True):
+            require_real(jaxpr, eqn.line)
+            require_lowering(jaxpr, mesh.kind, eqn.line)
+
+    @functools.cache
+    def excesses(target: str) -> Sequence[Finding]:
+        return [
+            finding
+            for mesh, jaxpr in zip(meshes, jaxprs, strict=True)
+            if mesh.kind == "tc"
+            for finding in scratch_findings(
+                [(entry.name, entry.aval) for entry in scratch if entry.mesh is mesh],
+                jaxpr,
+                eqn.params["compiler_params"],
+                target,
+                kernel,
+                eqn.line,
+            )
+        ]
+
     def evaluate(thread: Thread, *operands: Any) -> Any:
+        if thread.machine.refuses:
+            require()
+        for finding in excesses(thread.machine.target):
+            thread.machine.report(finding)
         # A body gets scalars as values, and everything else as refs.
         refs = [
             Ref(np.array(raw_value(operand)), name, "any")

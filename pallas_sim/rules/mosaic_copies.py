@@ -22,7 +22,7 @@ from pallas_sim.edges import end_at_edge, report_edge
 from pallas_sim.errors import MissingRuleError, SimulationError
 from pallas_sim.findings import Access
 from pallas_sim.gpu.barriers import arrive
-from pallas_sim.gpu.engines import complete, reading_then_writing, start, wait_groups
+from pallas_sim.gpu.engines import complete, reading_then_writing, refills, start, wait_groups
 from pallas_sim.gpu.inline.code import InlineCode, InlineError, inline_code, inline_places
 from pallas_sim.gpu.inline.memory import UnreachableError, check
 from pallas_sim.gpu.inline.run import execute
@@ -92,6 +92,7 @@ class _GlobalLoad:
         if the kernel promises that there are none.
       tiling: the tiles of the shared memory.
       line: ``file:line`` of the equation.
+      of_jax: whether a pipeline of JAX's starts it, and not the kernel.
     """
 
     source: RefPart
@@ -104,6 +105,7 @@ class _GlobalLoad:
     fill: str
     tiling: Tiling
     line: str
+    of_jax: bool
 
     def filling(self, target: Array) -> Any:
         """Return the value that is written for elements beyond the array."""
@@ -128,6 +130,7 @@ def _load_of(eqn: Equation) -> _GlobalLoad:
         fill=str(getattr(params.get("oob_mode"), "name", "ZEROS")).lower().partition("_")[0],
         tiling=Tiling(tiles_of(target.window), key_of(params)),
         line=eqn.line,
+        of_jax=eqn.of_jax,
     )
 
 
@@ -298,7 +301,8 @@ def _start_load(
     sides = [Side(source.region, False, source.name, home=source.home)]
     here, fill = thread.owner.device, load.filling(targets[0])
     sides += [Side(target, True, name, proxied=True, home=here) for target in targets]
-    operation = EngineOperation(Asynchronous("the TMA copy", sides), thread.block)
+    record = Asynchronous("the TMA copy", sides, refills=refills(thread, of_jax=load.of_jax))
+    operation = EngineOperation(record, thread.block)
 
     def write(values: Array) -> None:
         for target, barrier in zip(targets, barriers, strict=True):

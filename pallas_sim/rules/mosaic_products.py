@@ -39,6 +39,8 @@ from pallas_sim.gpu.tensor_cores import (
     from_tensor_memory,
     metadata_of_copy,
     paired_scales_of_copy,
+    require_wgmma,
+    require_wgmma_operand,
     scaled_product,
     scales_of_copy,
     tensor_product,
@@ -87,13 +89,15 @@ def _wgmma(eqn: Equation) -> Evaluate:
         into, acc = part_of(thread, parts[0], operands, "wgmma of", line)
         sides: list[Side] = []
         factors: list[Array] = []
-        for part in parts[1:]:
+        for part, terms in zip(parts[1:], (1, 0), strict=True):
             factor = operands[part.position]
             if isinstance(factor, Ref):
                 ref, factor = part_of(thread, part, operands, "wgmma of", line)
+                require_wgmma_operand(ref.name, factor, terms)
                 sides.append(Side(factor, False, ref.name, proxied=True))
             factors.append(np.asarray(factor))
         a, b = factors
+        require_wgmma(acc, a, b)
         sides.append(Side(acc, True, into.name))
         known = thread.machine.accumulations
         adding = accumulation_of(known, "wgmma", a.dtype.name, b.dtype.name)

@@ -30,7 +30,7 @@ from pallas_sim.edges import (
 )
 from pallas_sim.errors import SimulationError
 from pallas_sim.gpu.barriers import arrive, arrive_in_cluster, barrier_at, test, wait
-from pallas_sim.gpu.engines import complete, start
+from pallas_sim.gpu.engines import complete, refills, start
 from pallas_sim.gpu.mosaic_kernels import NOTE, take_over
 from pallas_sim.gpu.scopes import axes_of, set_registers
 from pallas_sim.gpu.threads import (
@@ -466,7 +466,9 @@ def _try_cluster_cancel(eqn: Equation) -> Evaluate:
         _require_size(answers[0][0])
         barriers = barriers_in(thread, blocks, barrier_part, operands)
         sides = [Side(data, True, name, proxied=True) for data, name in answers]
-        operation = EngineOperation(Asynchronous("the cluster cancel request", sides), block)
+        needs_fence = refills(thread, of_jax=eqn.of_jax)
+        record = Asynchronous("the cluster cancel request", sides, refills=needs_fence)
+        operation = EngineOperation(record, block)
 
         def answer() -> None:
             response = answer_of(take_over(block.cluster.launch))

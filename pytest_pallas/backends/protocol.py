@@ -187,6 +187,8 @@ class RunSettings:
         keeps it. Equal and hashable where the programs are the same: caches of runs rely on it.
       arithmetic: how the simulator adds products: ``"chip"`` or ``"float32"``; "" for the default
         of its chip.
+      read_fences: which TMA copies need a fence after reads on a simulated GPU: see
+        ``pallas_sim.simulate``.
     """
 
     devices: int = 1
@@ -198,6 +200,7 @@ class RunSettings:
     observer: Observer | None = None
     rewriting: Callable[[Any], Any] | None = None
     arithmetic: str = ""
+    read_fences: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)

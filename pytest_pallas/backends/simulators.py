@@ -128,7 +128,7 @@ class Simulator:
     def _judged(self, outcome: Outcome, call: Call) -> Outcome:
         """Return the outcome of a finished run; findings that the call checks become its error.
 
-        A GPU does not launch a kernel that needs more memory than it has, whatever the call checks.
+        No chip runs a kernel that needs more memory than it has, whatever the call checks.
         """
         if outcome.error is not None or not outcome.findings:
             return outcome
@@ -136,7 +136,7 @@ class Simulator:
         def of_kinds(*kinds: str) -> list[Finding]:
             return [finding for finding in outcome.findings if finding.kind in kinds]
 
-        if self.platform == "gpu" and (excesses := of_kinds("capacity")):
+        if excesses := of_kinds("capacity"):
             return dataclasses.replace(outcome, error=CapacityError.of(*excesses))
         beyond = [finding for finding in of_kinds("bounds") if not _is_harmless(finding, self)]
         races = of_kinds("race") if call.settings.races else []
@@ -338,7 +338,11 @@ def _machine(
         monitored=_is_monitored(call),
         timeline=timeline,
         arithmetic=call.settings.arithmetic,
+        read_fences=call.settings.read_fences,
         shared_bytes=_counter(backend, call),
+        # A mistake that was put in shall fail by what it does.
+        refuses=call.settings.rewriting is None,
+        named=backend.target is not None,
     )
     accumulations(machine.target, machine.arithmetic)  # which rejects what is not known
     if call.probe == "outputs":
@@ -388,7 +392,7 @@ def _key(call: Call) -> Hashable:
             call.probe,
             call.schedule,
         ),
-        (call.settings.rewriting, call.settings.arithmetic),
+        (call.settings.rewriting, call.settings.arithmetic, call.settings.read_fences),
     )
 
 

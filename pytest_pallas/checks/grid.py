@@ -32,7 +32,10 @@ from pytest_pallas.spec import KernelSpec
 _COMPILED = ("tpu", "tpu-compile")
 
 #: Findings that a compiler rejects and interpreters accept.
-_REFUSED = ("tile", "vmem")
+_REFUSED = ("tile", "vmem", "smem")
+
+#: Those of them that end a run on a simulated TPU, too.
+_OF_MEMORY = ("vmem", "smem")
 
 _MOST_SHOWN = 5
 
@@ -76,8 +79,9 @@ def requires_kernels(
 def grid(context: CheckContext) -> CheckResult:
     """Trace the kernel and its gradient, if it has one, and check the blocks of every program.
 
-    The check runs and compiles nothing. docs/grid.md lists the findings. Findings about tiles and
-    VMEM fail only for a TPU that the spec claims with ``tpu`` or ``tpu-compile``.
+    The check runs and compiles nothing. docs/grid.md lists the findings. Findings about tiles fail
+    only for a TPU that the spec claims with ``tpu`` or ``tpu-compile``, and those about memory
+    there and on a simulated TPU.
 
     Raises:
       NotApplicableError: the kernel cannot be jitted, no kernel has blocks, or each kernel has one
@@ -102,19 +106,24 @@ def grid(context: CheckContext) -> CheckResult:
     own = getattr(backend, "context", None) or functools.partial(on_chip, target)
     platform = _platform(context)
     analysis = merged([analyzed(c, platform=platform, target=target, context=own) for c in calls])
-    if all(window.whole for kernel in analysis.calls for window in kernel.windows):
-        raise NotApplicableError(NO_BLOCKS)
-    beyond = tuple(_overflows_of_larger(context, analysis, own))
-    analysis = dataclasses.replace(analysis, findings=(*analysis.findings, *beyond))
+    whole = all(window.whole for kernel in analysis.calls for window in kernel.windows)
+    if not whole:
+        beyond = tuple(_overflows_of_larger(context, analysis, own))
+        analysis = dataclasses.replace(analysis, findings=(*analysis.findings, *beyond))
+    refused = _REFUSED if chip is not None else ()
+    if not refused and context.backend.kind == "simulating":
+        refused = _OF_MEMORY
     wrong = [
         finding
         for finding in analysis.findings
-        if finding.severity == "error" or (chip is not None and finding.kind in _REFUSED)
+        if finding.severity == "error" or finding.kind in refused
     ]
     if wrong:
         error = GridError(_text(wrong))
         facts_of(error).analysis = analysis
         raise error
+    if whole:
+        raise NotApplicableError(NO_BLOCKS)
     reason = None if analysis.others else one_program([kernel.call for kernel in analysis.calls])
     if reason is not None:
         raise NotApplicableError(f"{reason}; draw larger inputs")

@@ -21,7 +21,7 @@ from pytest_pallas.grid import findings as picture
 from pytest_pallas.grid.findings import GridFinding, Kind, Severity, finding_of, points
 from pytest_pallas.grid.kernel_calls import KernelCall, only_copies, work_outside
 from pytest_pallas.grid.model import GridCall, GridWindow, read_call, region
-from pytest_pallas.grid.overhang import illegal_tiles, overhang, too_much_vmem
+from pytest_pallas.grid.overhang import illegal_tiles, overhang, too_much_memory
 from pytest_pallas.grid.ranges import overflows
 from pytest_pallas.grid.scalars import Points
 from pytest_pallas.grid.scopes import (
@@ -536,7 +536,7 @@ def _findings(call: GridCall, scope: JaxprScope, chip: str) -> Iterator[GridFind
     yield from overhang(call)
     yield from overflows(call.call, call.grid)
     yield from illegal_tiles(call)
-    yield from too_much_vmem(call, chip)
+    yield from too_much_memory(call, chip)
 
 
 def merged(analyses: Sequence[Analysis]) -> Analysis:

@@ -28,6 +28,7 @@ Kind = Literal[
     "copies",
     "alias",
     "vmem",
+    "smem",
     "tile",
 ]
 

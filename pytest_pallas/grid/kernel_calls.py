@@ -24,6 +24,7 @@ from pallas_sim.traces import (
     kernel_name,
     names_a_device,
     open_jaxpr,
+    platform_of,
     semaphore_kind,
     source_line,
     sub_jaxprs,
@@ -470,6 +471,11 @@ def _made_by(jaxpr: Any, var: Any) -> Any:
 
 
 # Kernels that a backend cannot run.
+
+
+def is_for_gpus(kernel: KernelCall) -> bool:
+    """Return whether a kernel is for GPUs: of Mosaic GPU, or with the parameters of Triton."""
+    return platform_of(kernel.eqn) == "gpu"
 
 
 def is_mosaic_gpu(kernel: KernelCall) -> bool:

@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from pallas_sim.chips import OperandMemory, itemsize, padded, vmem_excess
-from pallas_sim.traces import space_of
+from pallas_sim.chips import Excess, OperandMemory, itemsize, padded, smem_excess, vmem_excess
+from pallas_sim.traces import argument_names, space_of
 from pytest_pallas.grid.bodies import BodyInterpretation, RefContent, Taint, TaintedValue
-from pytest_pallas.grid.findings import GridFinding, finding_of, points
+from pytest_pallas.grid.findings import GridFinding, Kind, finding_of, points
 from pytest_pallas.grid.model import GridCall, GridWindow
 from pytest_pallas.grid.scalars import Points
 
@@ -103,9 +103,13 @@ def buffers(call: GridCall) -> list[OperandMemory]:
     A block that changes over the grid has two buffers, another one has one, or as many as it names.
     What the compiler takes for temporaries and spills is not counted.
     """
+    return _taken(call, ("default", "vmem"))
+
+
+def _taken(call: GridCall, spaces: Sequence[str]) -> list[OperandMemory]:
     taken: list[OperandMemory] = []
     for window in call.windows:
-        if window.facts.space not in ("default", "vmem"):
+        if window.facts.space not in spaces:
             continue
         kept = [
             size
@@ -116,21 +120,30 @@ def buffers(call: GridCall) -> list[OperandMemory]:
         count = window.facts.buffers or (2 if changes else 1)
         taken.append(OperandMemory(window.name, padded(kept, window.facts.dtype), count))
     for name, aval in call.facts.scratch:
-        if space_of(aval) == "vmem" and hasattr(aval, "shape"):
+        if space_of(aval) in spaces and hasattr(aval, "shape"):
             taken.append(OperandMemory(name, padded(aval.shape, aval.dtype)))
     return sorted(taken, key=lambda buffer: -buffer.total)
 
 
-def too_much_vmem(call: GridCall, chip_name: str) -> Iterator[GridFinding]:
-    """Find a kernel that takes more VMEM than it may use on a chip."""
+def too_much_memory(call: GridCall, chip_name: str) -> Iterator[GridFinding]:
+    """Find a kernel that takes more VMEM or SMEM than it may use on a chip."""
     if call.platform != "tpu":
         return
+    prefetched = call.body.invars[: len(call.facts.scalars)]
+    scalars = [
+        OperandMemory(name, padded(var.aval.shape, var.aval.dtype))
+        for name, var in zip(argument_names(call.body), prefetched, strict=False)
+        if isinstance(var.aval.dtype, np.dtype)
+    ]
     limit = getattr(call.facts.params, "vmem_limit_bytes", None)
-    excess = vmem_excess(buffers(call), chip_name, limit)
-    if excess is None:
-        return
-    window = next((w for w in call.windows if w.name == excess.largest), call.windows[0])
-    yield finding_of(call, window, "vmem", "warning", (), excess.message, excess.remedy)
+    excesses: dict[Kind, Excess | None] = {
+        "vmem": vmem_excess(buffers(call), chip_name, limit),
+        "smem": smem_excess([*scalars, *_taken(call, ("smem",))], chip_name),
+    }
+    for kind, excess in excesses.items():
+        if excess is not None:
+            window = next((w for w in call.windows if w.name == excess.largest), call.windows[0])
+            yield finding_of(call, window, kind, "warning", (), excess.message, excess.remedy)
 
 
 #: Limit on the programs that are followed: those with overhanging blocks, and some others.

@@ -195,8 +195,9 @@ def _check_lines(
     if of_project(failure.check):
         check = writer.named(f"the check {failure.check}", session.checks[failure.check])
     passed += [f'backend="{backend}"', f"checks={check}"]
-    if context.settings.arithmetic:
-        passed.append(f'arithmetic="{context.settings.arithmetic}"')
+    for name in ("arithmetic", "read_fences"):
+        if value := getattr(context.settings, name):
+            passed.append(f'{name}="{value}"')
     if mesh is not None:
         passed.append(f"mesh={writer.mapping(mesh.shape)}")
     for name, value in promises_of(failure, kernel).items():

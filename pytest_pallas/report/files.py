@@ -257,7 +257,7 @@ def known_options(session: PytestSession) -> dict[str, Any]:
 #: The options that are written as they are.
 _PLAIN = (
     *("backend", "devices", "processes", "profile", "max_examples", "max_bytes", "fuzz_time"),
-    *("fuzz_rounds", "seed", "checks", "sanitize", "arithmetic", "golden"),
+    *("fuzz_rounds", "seed", "checks", "sanitize", "arithmetic", "read_fences", "golden"),
 )
 
 

@@ -19,7 +19,7 @@ from pytest_pallas.draw.arguments import Arguments
 from pytest_pallas.draw.arrays import draw_once
 from pytest_pallas.draw.dims import around, probing
 from pytest_pallas.errors import TooFewDevicesError
-from pytest_pallas.grid.kernel_calls import KernelCall, buffers_of, is_mosaic_gpu, tiles_of
+from pytest_pallas.grid.kernel_calls import KernelCall, buffers_of, is_for_gpus, tiles_of
 from pytest_pallas.session import Session, SpecFacts
 from pytest_pallas.spec import ExpectedFailure, KernelSpec
 
@@ -225,13 +225,13 @@ def _lacks(spec: KernelSpec, simulator: Any, timeout: float) -> str | None:
         return None  # its checks will raise and report the same error
 
 
-# The platform of a kernel that does not say it: Mosaic GPU kernels run on the simulated GPU.
+# The platform of a kernel whose spec does not say it: those for GPUs run on the simulated GPU.
 
 
 def on_its_platform(
     session: Session, spec: KernelSpec, facts: SpecFacts | None = None
 ) -> KernelSpec:
-    """Return the spec, with ``kernel={"gpu": ...}`` if its plain function is a Mosaic GPU kernel.
+    """Return the spec, with ``kernel={"gpu": ...}`` if its plain function is a kernel for GPUs.
 
     One call is drawn and traced, unless the facts say it already. A spec that names backends or
     meshes stays as it is, and so does every spec if only backends for TPUs were named.
@@ -251,7 +251,7 @@ def on_its_platform(
 
 
 def _draws_for_gpus(spec: KernelSpec, timeout: float) -> bool:
-    """Return whether a drawn call of a spec's plain function has Mosaic GPU kernels only."""
+    """Return whether a drawn call of a spec's plain function has kernels for GPUs only."""
     try:
         drawn = draw_once(spec.inputs)
     except Exception:  # an error of the strategy, which the item will raise, too
@@ -262,15 +262,15 @@ def _draws_for_gpus(spec: KernelSpec, timeout: float) -> bool:
 def backend_of_call(
     session: Session, backend: Backend, function: Any, arguments: Arguments
 ) -> Backend:
-    """Return the backend for a call of a function: the simulated GPU for a Mosaic GPU kernel.
+    """Return the backend for a call of a function: the simulated GPU for a kernel for GPUs.
 
     A backend that was named stays, and so does every one but the simulated TPU.
     """
     instead = _other_simulators(session, backend)
     if not instead or backend.platform != "tpu":
         return backend
-    is_for_gpus = _is_for_gpus(function, arguments, session.options.timeout)
-    return instead[0] if is_for_gpus else backend
+    other = _is_for_gpus(function, arguments, session.options.timeout)
+    return instead[0] if other else backend
 
 
 def backend_of_spec(session: Session, backend: Backend, spec: KernelSpec) -> Backend:
@@ -297,12 +297,12 @@ def _other_simulators(session: Session, backend: Backend) -> Sequence[Backend]:
 
 
 def _is_for_gpus(function: Any, arguments: Arguments, timeout: float) -> bool:
-    """Return whether a call has kernels, and all are Mosaic GPU kernels."""
+    """Return whether a call has kernels, and all are for GPUs."""
     call = call_of(function, arguments, timeout)
     kernels = _traced(call, "tpu")
     if kernels is None:  # some kernels ask for what only a GPU has
         kernels = _traced(call, "gpu")
-    return bool(kernels) and all(map(is_mosaic_gpu, kernels))
+    return bool(kernels) and all(map(is_for_gpus, kernels))
 
 
 def call_of(

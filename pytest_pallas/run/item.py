@@ -308,6 +308,8 @@ class SpecItem(pytest.Item):
             command.append(f"--pallas-max-bytes={option_text(options.max_bytes)}")
         if options.arithmetic:
             command.append(f"--pallas-arithmetic={options.arithmetic}")
+        if options.read_fences:
+            command.append(f"--pallas-read-fences={options.read_fences}")
         again = options.replay.file or blob_of(error) or options.replay.blob
         command.append(f"--pallas-replay={again}" if again else f"--pallas-seed={options.seed}")
         if isinstance(error, DIED):

@@ -25,6 +25,7 @@ from pytest_pallas.spec import KernelSpec
 #: The keyword arguments that ``pallas_check`` takes from pytest's options and marks.
 _OF_THE_RUN = (
     *("backend", "seed", "timeout", "sanitize", "max_examples", "devices", "arithmetic"),
+    "read_fences",
 )
 
 
@@ -41,6 +42,7 @@ def check(
     max_examples: int | None = None,
     devices: int | None = None,
     arithmetic: str = "",
+    read_fences: str = "",
     **keywords: Unpack[CheckKeywords],
 ) -> Any:
     """Verify a kernel against its reference: ``check(kernel, *args, reference=jnp_function)``.
@@ -74,6 +76,9 @@ def check(
         environment, or 8.
       arithmetic: how a simulated GPU adds the products of tensor cores: ``"chip"``, with the bits
         that they keep, or ``"float32"``; by default ``"chip"`` on H100 and H200.
+      read_fences: which TMA copies of a simulated GPU need a fence after threads have read what
+        they overwrite: ``"kernel"``, those that the kernel starts itself (the default), ``"all"``,
+        also those of JAX's pipelines, or ``"none"``.
       reference: the same function in jnp, called ``reference(*args, **options)``. A function needs
         it, except on a compiling backend.
       exact: whether small integers held in floats must give a bitwise equal output, or the largest
@@ -115,7 +120,12 @@ def check(
     count = simulate(devices or Options.devices, os.environ, explicit=devices is not None)
     own = tuple(one for one in listed(keywords.get("checks", ())) if isinstance(one, Check))
     peers = _names_of_peers(kernel, keywords)
-    run = _run_options(seed, timeout, sanitize, max_examples, count, (*peers, backend), arithmetic)
+    settings: dict[str, Any] = {"seed": seed, "timeout": timeout, "sanitize": sanitize}
+    of_simulators = {"arithmetic": arithmetic, "read_fences": read_fences}
+    settings |= {name: value for name, value in of_simulators.items() if value}
+    if max_examples is not None:
+        settings["max_examples"] = max_examples
+    run = _run_options(settings, count, (*peers, backend))
     session = _Session(options=run, harness=Harness(checks=lambda: own))
     try:
         chosen = _backend(session, kernel, backend, peers)
@@ -141,28 +151,15 @@ def _shared() -> Session:
     return Session(options=Options())
 
 
-def _run_options(
-    seed: int,
-    timeout: float,
-    sanitize: str | Sequence[str],
-    max_examples: int | None,
-    devices: int,
-    backend: tuple[str, ...],
-    arithmetic: str,
-) -> Options:
+def _run_options(settings: Mapping[str, Any], devices: int, backend: tuple[str, ...]) -> Options:
     """Return the options of one call."""
-    values: dict[str, Any] = {"seed": seed, "timeout": timeout, "sanitize": sanitize}
-    if max_examples is not None:
-        values["max_examples"] = max_examples
-    if arithmetic:
-        values["arithmetic"] = arithmetic
     usual = Options(
         **PROFILES[Options.profile],
         backend=backend,
         devices=devices,
         database=parse_places("none"),
     )
-    return usual.replaced(where="check", **values)
+    return usual.replaced(where="check", **settings)
 
 
 def _names_of_peers(kernel: Any, keywords: Any) -> tuple[str, ...]:

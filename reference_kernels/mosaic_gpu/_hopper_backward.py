@@ -435,6 +435,9 @@ def _add_to_dk_and_dv(passing: _Passing, dk: Ref, dv: Ref, columns: pl.Slice, i:
     ds = pl.run_scoped(ds_of, _ACC)
     plgpu.wgmma(dk, tile.left(1, ds.astype(q.dtype)), q.at[:, columns])
     plgpu.wgmma_wait(0)
+    if tile.buffers.products is None:
+        # Threads have read the numbers, and TMA overwrites them; ``left`` has no fence then.
+        plgpu.commit_smem()
     plgpu.barrier_arrive(tile.barriers.free.at[slot])
 
 

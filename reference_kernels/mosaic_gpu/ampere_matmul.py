@@ -75,6 +75,9 @@ def _matmul_kernel(
         # There is no optimized load of y, whose columns are along the lanes.
         x = plgpu.load(x_smem.at[slot], layout=plgpu.Layout.MMA_LHS(dtype), optimized=False)
         y = plgpu.load(y_smem.at[slot], layout=plgpu.Layout.MMA_RHS(dtype), optimized=False)
+        if arrived:
+            # The copy writes through another proxy than the one that threads read through.
+            plgpu.commit_smem()
         fetch(step + stages - 1)  # into the slot of the step before
         return plgpu.mma(total, x, y)
 

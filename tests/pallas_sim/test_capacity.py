@@ -132,3 +132,41 @@ def test_it_counts_what_the_analysis_of_the_grid_counts(options):
     assert [dataclasses.astuple(each) for each in taken] == [
         dataclasses.astuple(each) for each in buffers(call)
     ]
+
+
+def in_scope(space, mib):
+    """A kernel that allocates so much in its body, half of it inside of the other, and twice."""
+
+    def body(x_ref, o_ref):
+        half = scratch(space, mib / 2)
+
+        def inner(scratch_ref):
+            scratch_ref[0:1] = x_ref[0:1]
+            o_ref[0:1] = scratch_ref[0:1]
+
+        for _ in range(2):
+            pl.run_scoped(lambda _: pl.run_scoped(inner, *half), *half)
+
+    return lambda x: pl.pallas_call(body, out_shape=x)(x)
+
+
+def on_a_mesh(space, mib):
+    def body(x_ref, o_ref, *_):
+        pltpu.sync_copy(x_ref, o_ref)
+
+    mesh = pltpu.TensorCoreMesh(axis_name="core", num_cores=1)
+    shape = jax.ShapeDtypeStruct(X.shape, X.dtype)
+    return lambda x: pl.kernel(body, out_type=shape, mesh=mesh, scratch_types=scratch(space, mib))(
+        x
+    )
+
+
+@pytest.mark.parametrize("kernel", [in_scope, on_a_mesh])
+@pytest.mark.parametrize(("space", "most"), [(pltpu.VMEM, 31), (pltpu.SMEM, 1)])
+def test_what_a_body_allocates_and_scratch_of_a_core(kernel, space, most):
+    def kinds(mib):
+        found = simulate(lambda x: kernel(space, mib)(x), X, target="v6e").findings
+        return [finding.kind for finding in found]
+
+    assert kinds(most) == []
+    assert kinds(most + 2) == ["capacity"]

@@ -301,9 +301,28 @@ def test_empty_arrays():
     assert simulate(lambda x: call(double, x), x).values.shape == (0, 128)
 
 
-def test_complex_arrays():
-    x = (array(8, 128) + 1j).astype(np.complex64)
-    found = simulate(lambda x: call(double, x, grid=(1,), in_specs=[ROWS], out_specs=ROWS), x)
+@pytest.mark.parametrize("space", [pltpu.SMEM, pltpu.VMEM, pl.ANY])
+@pytest.mark.parametrize("aliased", [False, True])
+def test_arrays_of_one_number(space, aliased):
+    def body(x_ref, o_ref):
+        o_ref[...] = x_ref[...] + 1
+
+    spec = pl.BlockSpec(memory_space=space)
+    aliases = {0: 0} if aliased else {}
+    found = simulate(
+        lambda x: call(body, x, in_specs=[spec], out_specs=spec, input_output_aliases=aliases),
+        np.float32(3),
+    )
+    assert (found.values.shape, found.values.item()) == ((), 4)
+
+
+def test_blocks_of_one_number_without_axes():
+    def body(x_ref, o_ref):
+        o_ref[...] = x_ref[...] * 2
+
+    spec = pl.BlockSpec((None, None), lambda i, j: (i, j), memory_space=pltpu.SMEM)
+    x = array(2, 3)
+    found = simulate(lambda x: call(body, x, grid=(2, 3), in_specs=[spec], out_specs=spec), x)
     np.testing.assert_array_equal(found.values, 2 * x)
 
 

@@ -12,10 +12,12 @@ import numpy as np
 import pytest
 from jax import lax
 from jax.experimental import pallas as pl
+from jax.experimental.pallas import mosaic_gpu as plgpu
+from jax.experimental.pallas import triton as pltriton
 from jax.extend.core import Primitive
 
 from pallas_sim import Limits, simulate
-from pallas_sim.errors import MissingRuleError, OptionError, SimulationLimitError
+from pallas_sim.errors import MissingRuleError, OptionError, SimulationError, SimulationLimitError
 
 X = np.arange(12, dtype=np.float32).reshape(4, 3)
 
@@ -131,6 +133,44 @@ def test_kernels_may_ask_for_the_chip():
     simulate(function, X, target="v5p")
     simulate(function, X)
     assert [str(getattr(each, "value", each)) for each in seen] == ["v5p", "v6e"]
+
+
+def of_triton(x):
+    def body(x_ref, o_ref):
+        o_ref[...] = x_ref[...] * 2
+
+    parameters = pltriton.CompilerParams(num_warps=4)
+    return pl.pallas_call(body, out_shape=x, compiler_params=parameters)(x)
+
+
+def of_mosaic(x):
+    def body(x_ref, o_ref):
+        o_ref[...] = x_ref[...] * 2
+
+    return plgpu.kernel(body, out_type=jax.ShapeDtypeStruct(x.shape, x.dtype))(x)
+
+
+def that_asks_for_a_gpu(x):
+    import jax.experimental.mosaic.gpu as mgpu
+
+    assert mgpu.utils._infer_arch() >= (9, 0)
+    return of_mosaic(x)
+
+
+@pytest.mark.parametrize("kernel", [of_triton, of_mosaic, that_asks_for_a_gpu])
+def test_a_kernel_for_gpus_needs_no_target(kernel):
+    x = np.arange(64, dtype=np.float32)
+    np.testing.assert_array_equal(simulate(kernel, x).values, 2 * x)
+    with pytest.raises(SimulationError, match="v6e"):
+        simulate(kernel, x, target="v6e")
+
+
+def test_what_a_function_raises_for_every_chip():
+    def function(x):
+        raise ValueError("not so")
+
+    with pytest.raises(ValueError, match="not so"):
+        simulate(function, X)
 
 
 @pytest.mark.parametrize("busy", [True, False])

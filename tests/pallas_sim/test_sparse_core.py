@@ -725,9 +725,7 @@ class TestIndexedCopies:
             np.testing.assert_array_equal(found.values, np.repeat(self.X[:3], 2, axis=0))
 
     @seeded
-    @pytest.mark.parametrize(
-        "what", ["lists", "rows", "gathered", "expanded", "masked load", "masked store"]
-    )
+    @pytest.mark.parametrize("what", ["lists", "rows", "gathered", "expanded"])
     def test_an_access_before_the_wait(self, seed, what):
         def body(x, i, out, lists, rows, other, semaphore):
             pltpu.sync_copy(i, lists)
@@ -737,12 +735,8 @@ class TestIndexedCopies:
                 lists[...] = jnp.zeros(LANES, jnp.int32)
             elif what == "rows":
                 rows[3, pl.ds(0, LANES)] = jnp.zeros(LANES)
-            elif what == "masked load":
-                other[...] = pltpu.load(rows.at[1], mask=odd)
             elif what == "expanded":
                 other[...] = plsc.load_expanded(rows.at[1], mask=odd)
-            elif what == "masked store":
-                pltpu.store(rows.at[1], jnp.ones(LANES), mask=odd)
             else:
                 ones = jnp.ones(LANES, jnp.int32)
                 other[...] = plsc.load_gather(rows, [ones, jnp.arange(LANES)])

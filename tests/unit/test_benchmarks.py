@@ -3,6 +3,7 @@
 import importlib
 import importlib.util
 import os
+import random
 import sys
 from pathlib import Path
 
@@ -54,3 +55,19 @@ def test_order_alarms_runs_as_it_says():
 )
 def test_a_benchmark_can_be_imported(load, path):
     assert load(path.stem).__doc__
+
+
+def test_programs_that_compilers_may_refuse(load):
+    """The same seed makes the same; what a compiler says counts without names and numbers."""
+    refusals = load("refusals")
+
+    def names(make):
+        programs = make("tpu", random.Random(1))
+        return [next(programs).name for _ in range(4)]
+
+    for make in (refusals.from_operations, refusals.from_kernels):
+        assert names(make) == names(make)
+        assert len(set(names(make))) == 4
+    assert refusals.cause(
+        "f: refused for v6e: Invalid vector<8x128xf32> of 16 rows\nat f.py:3"
+    ) == ("Invalid T of N rows")

@@ -127,6 +127,7 @@ def overrun(*, free: bool) -> Any:
             for _ in range(4):
                 plgpu.barrier_wait(full)
                 total += buffer[...]
+                plgpu.commit_smem()
                 plgpu.barrier_arrive(empty)
             o_gmem[...] = total
 
@@ -212,9 +213,10 @@ def test_testing_a_barrier(seed):
         def _per_warp(warp):
             @pl.when(warp == 0)
             def _ask():
-                jax.lax.while_loop(
-                    lambda there: ~there, lambda _: plgpu.barrier_test(arrived), jnp.bool_(False)
-                )
+                def ask(_):
+                    return plgpu.barrier_test(arrived).astype(jnp.int32)
+
+                jax.lax.while_loop(lambda there: there < 1, ask, jnp.int32(0))
 
         o_gmem[...] = buffer[...]
 

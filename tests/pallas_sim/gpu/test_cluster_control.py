@@ -114,6 +114,7 @@ def asking(*, again: bool = False, waits: bool = True) -> Any:
         pl.when(first >= 0)(lambda: o.__setitem__((first, 0), where))
         o[where, 1] = first
         if again:
+            plgpu.commit_smem()  # the answer was read, and the next one overwrites it
             o[where, 1] = ask()
 
     return plgpu.kernel(

@@ -50,6 +50,7 @@ def shared_load(*, rounds: int = 1, meet: bool = True) -> Any:
             plgpu.barrier_wait(arrived)
             o_gmem[pl.ds(rank * 16, 16)] = buffer[...] + rank
             if meet:
+                plgpu.commit_smem()
                 plgpu.barrier_arrive(read)
                 plgpu.barrier_wait(read)
 

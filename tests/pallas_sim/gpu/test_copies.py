@@ -336,9 +336,13 @@ def refilled(between: str) -> Any:
     "between", ["commit", "arrive and wait", "a warp", "a barrier of the compiler"]
 )
 def test_a_buffer_is_filled_again_when_all_lanes_have_read_it(between, seed):
-    found = simulate(refilled(between), X, target="h100", seed=seed)
+    found = simulate(refilled(between), X, target="h100", seed=seed, read_fences="none")
     assert not found.findings
     np.testing.assert_array_equal(found.values, X[:16] + X[16:32])
+    fenced = between == "commit"
+    assert kinds(simulate(refilled(between), X, target="h100", seed=seed)) == ["race"] * (
+        not fenced
+    )
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -353,9 +357,8 @@ def test_a_buffer_is_filled_again_while_some_lanes_read_it(between, seed):
     assert writes.line != reads.line
 
 
-@pytest.mark.parametrize("seed", SEEDS)
-def test_a_barrier_tells_another_warpgroup_that_all_lanes_have_read(seed):
-    """The consumer's arrival needs no fence."""
+def summed(*, fence: str = "", reader: str = "thread") -> Any:
+    """The sum of two halves, which one warpgroup copies to a buffer and another one reads."""
 
     def body(x_gmem, o_gmem, buffer, arrived, free):
         @pl.when(lax.axis_index("w") == 0)
@@ -363,18 +366,77 @@ def test_a_barrier_tells_another_warpgroup_that_all_lanes_have_read(seed):
             for half in range(2):
                 if half:
                     plgpu.barrier_wait(free)
+                    if fence == "before the copy":
+                        plgpu.commit_smem()
                 plgpu.copy_gmem_to_smem(x_gmem.at[pl.ds(half * 16, 16)], buffer, arrived)
 
         @pl.when(lax.axis_index("w") == 1)
         def _reads():
             plgpu.barrier_wait(arrived)
-            first = buffer[...]
+            if fence == "before the read":
+                plgpu.commit_smem()
+            if reader == "thread":
+                first = buffer[...]
+            else:
+                plgpu.copy_smem_to_gmem(buffer, o_gmem)
+                plgpu.wait_smem_to_gmem(0)
+                first = o_gmem[...]
+            if fence == "after the read":
+                plgpu.commit_smem()
             plgpu.barrier_arrive(free)
             plgpu.barrier_wait(arrived)
             o_gmem[...] = first + buffer[...]
 
     barriers = plgpu.Barrier(), plgpu.Barrier()
-    run = kernel(body, SMEM, *barriers, num_threads=2, thread_name="w")
-    found = simulate(run, X, target="h100", seed=seed)
-    assert not found.findings
+    return kernel(body, SMEM, *barriers, num_threads=2, thread_name="w")
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("fence", ["", "before the read", "after the read", "before the copy"])
+def test_a_fence_between_the_reads_of_a_warpgroup_and_the_copy_of_another(fence, seed):
+    found = simulate(summed(fence=fence), X, target="h100", seed=seed)
     np.testing.assert_array_equal(found.values, X[:16] + X[16:32])
+    races = [each for each in found.findings if each.kind == "race"]
+    if fence in ("after the read", "before the copy"):
+        assert not found.findings
+        return
+    (race,) = races
+    assert "no fence comes between them" in race.message
+    assert "read_fences='none' (--pallas-read-fences=none)" in race.message
+    writes, reads = race.accesses
+    assert (writes.by, writes.kind, reads.by, reads.kind) == ("the TMA copy", "write", "", "read")
+
+
+def test_what_an_engine_has_read_needs_no_fence():
+    assert not simulate(summed(reader="engine"), X, target="h100", read_fences="all").findings
+
+
+@pytest.mark.parametrize("fences", ["kernel", "all", "none"])
+@pytest.mark.parametrize("own", [True, False])
+def test_which_copies_need_a_fence(fences, own):
+    """Those of the kernel, or those of JAX's pipeline, in which it can put none."""
+    found = simulate(summed() if own else pipelined(), X, target="h100", read_fences=fences)
+    needed = fences == "all" or (fences == "kernel" and own)
+    assert kinds(found) == ["race"] * needed
+
+
+def pipelined() -> Any:
+    """The sum of halves, by JAX's pipeline."""
+
+    def body(x_gmem, o_gmem):
+        def add(_, block, total):
+            return total + block[...]
+
+        zeros = plgpu.layout_cast(jnp.zeros((16, 128)), plgpu.Layout.WG_STRIDED((16, 128), 2))
+        block = plgpu.BlockSpec((16, 128), lambda i: (i, 0))
+        pipeline = plgpu.emit_pipeline(add, grid=(2,), in_specs=[block], init_carry=zeros)
+        o_gmem[...] = pipeline(x_gmem)
+
+    return kernel(body)
+
+
+def test_fences_that_there_are_not():
+    from pallas_sim.errors import OptionError
+
+    with pytest.raises(OptionError, match="unknown read_fences 'some'; valid: kernel, all, none"):
+        simulate(summed(), X, target="h100", read_fences="some")

@@ -207,3 +207,46 @@ def test_chips_without_wgmma(target):
 
     with pytest.raises(SimulationError, match="wgmma is an instruction of Hopper"):
         simulate(function, target=target)
+
+
+def single(x: Any, y: Any, out: Any) -> Any:
+    """``x @ y`` in one ``wgmma``."""
+    shape = (x.shape[0], y.shape[1])
+
+    def body(x_ref: Any, y_ref: Any, o_ref: Any, x_smem: Any, y_smem: Any, arrived: Any) -> None:
+        plgpu.copy_gmem_to_smem(x_ref, x_smem, arrived)
+        plgpu.copy_gmem_to_smem(y_ref, y_smem, arrived)
+        plgpu.barrier_wait(arrived)
+
+        def multiply(acc: Any) -> Any:
+            plgpu.wgmma(acc, x_smem, y_smem)
+            return acc[...]
+
+        o_ref[...] = pl.run_scoped(multiply, plgpu.ACC(shape, out))
+
+    buffers = [plgpu.SMEM(operand.shape, operand.dtype) for operand in (x, y)]
+    types = [*buffers, plgpu.Barrier(num_arrivals=2)]
+    call = plgpu.kernel(body, out_type=jax.ShapeDtypeStruct(shape, out), scratch_types=types)
+    return simulate(call, x, y, target="h100").values
+
+
+@pytest.mark.parametrize(
+    ("sizes", "dtype", "out", "message"),
+    [
+        ((32, 64, 64), "float16", "float32", r"\[32, 64\]: its rows must be a multiple of 64"),
+        ((96, 64, 64), "float16", "float32", r"\[96, 64\]: its rows must be a multiple of 64"),
+        ((64, 64, 12), "float16", "float32", "its columns a multiple of 8"),
+        ((64, 64, 24), "float16", "float32", "must be a multiple of 32 bytes"),
+        ((64, 64, 272), "float16", "float32", "at most 256"),
+        ((64, 8, 64), "float16", "float32", "a row in memory has 8 elements of float16"),
+        ((64, 64, 64), "bfloat16", "float16", "into float16: its sums are float32"),
+        ((64, 64, 64), "int8", "int32", "of int8, they must be along the terms, axis 0"),
+        ((64, 64, 64), "int16", "int32", "its operands are bfloat16, "),
+    ],
+)
+def test_products_that_no_instruction_computes(sizes, dtype, out, message):
+    """``gpu-compile:h100`` refuses each of them."""
+    rows, terms, columns = sizes
+    x, y = np.ones((rows, terms), dtype), np.ones((terms, columns), dtype)
+    with pytest.raises(SimulationError, match=message):
+        single(x, y, np.dtype(out))

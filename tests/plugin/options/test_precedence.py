@@ -40,6 +40,7 @@ CASES = {
         ("float32", "float32"),
         ("arithmetic='chip'", "chip"),
     ),
+    "read_fences": ("", ("all", "all"), ("none", "none"), ("read_fences='kernel'", "kernel")),
     "timeout": (60.0, ("3", 3.0), ("4.5", 4.5), ("timeout=5", 5.0)),
     "isolate": ("auto", ("never", "never"), ("always", "always"), ("isolate='never'", "never")),
     "missing": ("skip", ("error", "error"), ("skip", "skip"), ("missing='error'", "error")),
@@ -164,7 +165,8 @@ def test_what_a_test_sees_is_what_was_read(project):
     assert said(project, *names) == {name: CASES[name][0] for name in names}
     project.specs('name="add", kernel=add')
     here = ("backend", "suite", "profile", "max_examples", "max_bytes", "seed", "checks")
-    here += ("sanitize", "arithmetic", "timeout", "isolate", "missing", "cost_limit")
+    here += ("sanitize", "arithmetic", "read_fences", "timeout", "isolate", "missing")
+    here += ("cost_limit",)
     here += ("join_timeout", "worker_memory", "mutate_min", "database")
     project.ini(**{option.ini: CASES[option.name][1][0] for option in TABLE if option.name in here})
     assert said(project, *here) == {name: CASES[name][1][1] for name in here}

@@ -22,6 +22,7 @@ BAD = [
     ),
     ("--pallas-checks=forward,nope", "unknown 'nope'"),
     ("--pallas-arithmetic=exact", "must be one of chip, float32, not 'exact'"),
+    ("--pallas-read-fences=some", "must be one of kernel, all, none, not 'some'"),
     ("--pallas-sanitize=rases", "unknown 'rases'; valid: all, none, races"),
 ]
 
@@ -72,7 +73,8 @@ def test_the_ini_file_is_named(project):
         (
             "devices=3",
             "the pallas mark has no argument 'devices'; it takes backends, targets, reason, "
-            "max_examples, seed, checks, sanitize, arithmetic, timeout, isolate, missing",
+            "max_examples, seed, checks, sanitize, arithmetic, read_fences, timeout, isolate, "
+            "missing",
         ),
         ("backends='nope'", "unknown backend 'nope'. Valid: auto, all, interpret"),
         ("backends='interpret:v6e'", "unknown target 'v6e' of backend 'interpret'"),

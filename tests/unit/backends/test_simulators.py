@@ -633,3 +633,20 @@ class TestMemoryOfAGpu:
         outcome = backend("gpu-sim:h100").run(call)
         assert outcome.error is None
         assert {finding.kind for finding in outcome.findings} == {"spill"}
+
+
+def test_a_mutant_that_no_compiler_takes_fails_by_its_answer():
+    def body(x_ref, o_ref):
+        o_ref[...] = jnp.dot(x_ref[...], x_ref[...])
+
+    def product(x):
+        return pl.pallas_call(body, out_shape=jax.ShapeDtypeStruct(x.shape, x.dtype))(x)
+
+    x = np.ones((128, 128), jnp.bfloat16)
+    chip = backend("tpu-sim:v6e")
+    error = chip.run(Call(function=product, args=(x,))).error
+    assert "a product with sums of bfloat16" in str(error)
+    settings = RunSettings(rewriting=lambda jaxpr: jaxpr)
+    outcome = chip.run(Call(function=product, args=(x,), settings=settings))
+    assert outcome.error is None
+    assert (outcome.values == 128).all()

@@ -197,15 +197,18 @@ def test_memory_that_is_read_otherwise(backend, how):
             pltpu.async_copy(scratch, other, semaphore).wait()
             o_ref[...] = jnp.where(other[...] > 100, 1, x_ref[...])
 
-        def added(x_ref, o_ref, scratch, other, semaphore):
-            other[...] = x_ref[...]
-            jax.ref.addupdate(scratch, slice(0, 4), x_ref[:4])
-            o_ref[...] = other[...]
-            o_ref[:4] = jnp.where(scratch[:4] > 100, 1, x_ref[:4])
+        def added(x_ref, o_ref):
+            def scope(scratch):
+                jax.ref.addupdate(scratch, slice(0, 4), x_ref[:4])
+                o_ref[...] = x_ref[...]
+                o_ref[:4] = jnp.where(scratch[:4] > 100, 1, x_ref[:4])
+
+            pl.run_scoped(scope, vmem)
 
         vmem = pltpu.VMEM((8, 128), x.dtype)
-        body = {"added": added, "copied": copied}[how]
-        return in_blocks(body, x, scratch=[vmem, vmem, pltpu.SemaphoreType.DMA])
+        if how == "added":
+            return in_blocks(added, x)
+        return in_blocks(copied, x, scratch=[vmem, vmem, pltpu.SemaphoreType.DMA])
 
     with pytest.raises(MismatchError, match="reads scratch memory") as raised:
         ask(kernel, backend)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 import subprocess
@@ -17,7 +18,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.experimental import pallas as pl
+from jax.experimental.pallas import mosaic_gpu as plgpu
 from jax.experimental.pallas import tpu as pltpu
+from jax.experimental.pallas import triton as pltriton
 from pallas_test_support.forked_python import run_python
 from pallas_test_support.sample_kernels import add_one
 
@@ -25,8 +28,10 @@ import pytest_pallas
 from pytest_pallas import (
     Arguments,
     BackendUnavailableError,
+    CapacityError,
     DeviceError,
     ExpectedFailure,
+    GridError,
     KernelSpec,
     Linear,
     MismatchError,
@@ -102,6 +107,67 @@ def test_a_race():
             pytest_pallas.check(early, X, reference=lambda x: x, checks=checks)
     with pytest.raises(NotApplicableError, match="add_one: races on tpu-sim: no example starts"):
         pytest_pallas.check(add_one, X, reference=plus_one, checks="races")
+
+
+def too_large(x: Any, *, space: Any = pltpu.VMEM, shape: Any = (8000, 8000)) -> Any:
+    """246 MiB of VMEM, where a v6e has 128."""
+
+    def body(x_ref: Any, o_ref: Any, scratch: Any) -> None:
+        scratch[0] = jnp.ones(shape[1:], x_ref.dtype)
+        o_ref[...] = x_ref[...] + 1
+
+    return pl.pallas_call(body, out_shape=x, scratch_shapes=[space(shape, x.dtype)])(x)
+
+
+@pytest.mark.parametrize("check", ["forward", "grid"])
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ({}, r"take 246\.1 MiB of VMEM, and v6e gives a kernel 32\.0 MiB: scratch 246"),
+        ({"space": pltpu.SMEM, "shape": (2**19,)}, r"take 2\.0 MiB of SMEM, and a core of v6e has"),
+    ],
+)
+def test_memory_that_a_tpu_does_not_have(check, words, message):
+    kernel = functools.partial(too_large, **words)
+    error = CapacityError if check == "forward" else GridError
+    with pytest.raises(error, match=message):
+        pytest_pallas.check(
+            kernel, X, reference=plus_one, backend="tpu-sim:v6e", checks=check, sanitize="none"
+        )
+
+
+def test_fences_after_reads():
+    """``read_fences`` decides whether a copy that the kernel starts needs one."""
+
+    def refilled(x: Any) -> Any:
+        def body(x_ref: Any, o_ref: Any, buffer: Any, arrived: Any) -> None:
+            for row in range(2):
+                plgpu.copy_gmem_to_smem(x_ref.at[row], buffer, arrived)
+                plgpu.barrier_wait(arrived)
+                o_ref[row] = buffer[...] + 1
+
+        types = [plgpu.SMEM(x.shape[1:], x.dtype), plgpu.Barrier()]
+        shape = jax.ShapeDtypeStruct(x.shape, x.dtype)
+        return plgpu.kernel(body, out_type=shape, scratch_types=types)(x)
+
+    x = np.ones((2, 128), np.float32)
+    with pytest.raises(RaceError, match="no fence comes between"):
+        pytest_pallas.check(refilled, x, reference=plus_one)
+    assert (pytest_pallas.check(refilled, x, reference=plus_one, read_fences="none") == 2).all()
+    with pytest.raises(OptionError, match=r"read_fences=...\): must be one of kernel"):
+        pytest_pallas.check(refilled, x, reference=plus_one, read_fences="some")
+
+
+def test_a_kernel_with_parameters_of_triton_runs_on_a_gpu():
+    def kernel(x: Any) -> Any:
+        def body(x_ref: Any, o_ref: Any) -> None:
+            o_ref[...] = x_ref[...] + 2
+
+        parameters = pltriton.CompilerParams(num_warps=4)
+        return pl.pallas_call(body, out_shape=x, compiler_params=parameters)(x)
+
+    with pytest.raises(MismatchError, match="kernel: forward on gpu-sim is wrong"):
+        pytest_pallas.check(kernel, X, reference=plus_one)
 
 
 def test_over_a_mesh():
