@@ -218,11 +218,13 @@ _LIBRARIES = ("/jax/_src/", "/jax/experimental/mosaic/", "-packages/jaxlib/", "-
 def is_library(file: str) -> bool:
     """Return whether a file has library code, or code that was generated and cannot be read.
 
-    The constructor of a dataclass is such code, in ``<string>``.
+    The constructor of a dataclass is such code, in ``<string>``. From Python 3.13 on, ``linecache``
+    has lines of that name in ``python -c``: those of the command, which starts workers of xdist.
     """
     path = Path(file)
     return (
         path.parent == _STANDARD
         or any(part in path.as_posix() for part in _LIBRARIES)
+        or file == "<string>"
         or (file.startswith("<") and not linecache.getlines(file))
     )

@@ -13,7 +13,7 @@ import pallas_sim
 if TYPE_CHECKING:
     from pallas_sim import *  # noqa: F403
 
-__all__ = pallas_sim.__all__  # pyright: ignore[reportUnsupportedDunderAll]
+__all__: list[str] = dir(pallas_sim)  # pyright: ignore[reportUnsupportedDunderAll]
 
 
 def __getattr__(name: str) -> Any:

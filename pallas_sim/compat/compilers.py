@@ -97,13 +97,13 @@ def meshes_of(current: Callable[[], Any]) -> Generator[None]:
     Args:
       current: gives the chip, a ``jax.sharding.AbstractDevice``, or None for what is there.
     """
-    from jax.sharding import AbstractMesh, AxisType, Mesh
+    from jax.sharding import AbstractMesh, AxisType, Mesh, use_abstract_mesh
 
-    mesh: Any = importlib.import_module("jax._src.mesh")
     shard_map: Any = importlib.import_module("jax._src.shard_map")
-    info: Any = importlib.import_module("jax._src.tpu_info").get_tpu_info
+    tpu: Any = importlib.import_module("jax.experimental.pallas.tpu")
+    forget = tpu.get_tpu_info.cache_clear
     own, manual = vars(Mesh)["abstract_mesh"], shard_map._as_manual_mesh
-    begin = mesh.use_abstract_mesh.__init__
+    begin: Any = use_abstract_mesh.__init__
 
     def on_chip(of: Any) -> Any:
         """Return an abstract mesh with the chip, where it has no device."""
@@ -132,13 +132,13 @@ def meshes_of(current: Callable[[], Any]) -> Generator[None]:
     with (
         patch.object(Mesh, "abstract_mesh", property(abstract_mesh)),
         patch.object(shard_map, "_as_manual_mesh", manual_mesh),
-        patch.object(mesh.use_abstract_mesh, "__init__", use),
+        patch.object(use_abstract_mesh, "__init__", use),
     ):
-        info.cache_clear()
+        forget()
         try:
             yield
         finally:
-            info.cache_clear()
+            forget()
 
 
 #: Modules of JAX, besides those of Pallas, that read which chip a kernel is for. The others need to
@@ -170,12 +170,12 @@ def primitives_of_cores(kind: str) -> frozenset[str]:
     Args:
       kind: ``"tc"``, ``"sc_scalar_subcore"`` or ``"sc_vector_subcore"``.
     """
-    core: Any = importlib.import_module("jax._src.pallas.mosaic.core")
+    tpu: Any = importlib.import_module("jax.experimental.pallas.tpu")
     lowering: Any = importlib.import_module("jax._src.pallas.mosaic.lowering")
     if kind != "tc":
         importlib.import_module("jax._src.pallas.mosaic.sc_lowering")
         importlib.import_module("jax._src.pallas.mosaic.sc_primitives")
-    return frozenset(primitive.name for primitive in lowering.lowering_rules[core.CoreType(kind)])
+    return frozenset(primitive.name for primitive in lowering.lowering_rules[tpu.CoreType(kind)])
 
 
 @functools.cache
@@ -189,7 +189,8 @@ def primitives_of_mosaic_gpu(semantics: Any, *, warp: bool) -> frozenset[str]:
     core: Any = importlib.import_module("jax._src.pallas.mosaic_gpu.core")
     lowering: Any = importlib.import_module("jax._src.pallas.mosaic_gpu.lowering")
     if semantics is None:
-        semantics = core.CompilerParams().lowering_semantics
+        plgpu: Any = importlib.import_module("jax.experimental.pallas.mosaic_gpu")
+        semantics = plgpu.CompilerParams().lowering_semantics
     who = core.PrimitiveSemantics.Warp if warp else core.PrimitiveSemantics.Warpgroup
     return frozenset(primitive.name for primitive in lowering.mosaic_lowering_rules[semantics, who])
 

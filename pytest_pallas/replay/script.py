@@ -266,7 +266,7 @@ READERS: Mapping[str, tuple[str, ...]] = {
     "relations": ("linearity", "permutation", "relation"),
     "raises": ("raises",),
     "others": ("cross",),
-    "ignored": ("padding",),
+    "ignored": ("padding", "oracle-strength"),
     "claimed": ("grid",),
 }
 
