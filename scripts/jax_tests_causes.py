@@ -131,6 +131,10 @@ INTERPRETER = Cause(
     "mistake in its own words, or has no such option",
     applies=False,
 )
+UNLOWERED = Cause(
+    "runs on JAX's interpreter only: it has an operation in a warpgroup that JAX does not lower",
+    applies=False,
+)
 SEVERAL = Cause(
     "completes phases of a barrier that nobody waits for later: JAX's interpreter refuses that, "
     "and the simulator reports it only where somebody waits",
@@ -158,6 +162,7 @@ KNOWN: tuple[Known, ...] = (
         "gpu_pallas_interpret_test::.*::test_(completing_barrier_twice|more_barrier_completions)",
         "not raised",
     ),
+    Known(UNLOWERED, "gpu_pallas_interpret_", "JAX does not lower .* for a warpgroup"),
     Known(VERSION, "gpu_pallas_interpret_test::.*::test_indexing_singleton", "not be longer than"),
     Known(REPLICATED, "gpu_pallas_interpret_distributed.*under_shard_map", "Arrays are not equal"),
     Known(SUMS, "gpu_pallas_interpret_.*test::", "Mismatched elements", 5e-5, 3e-6),
