@@ -131,6 +131,11 @@ INTERPRETER = Cause(
     "mistake in its own words, or has no such option",
     applies=False,
 )
+ONE_CORE = Cause(
+    "lets several TensorCores wait for each other, of which the chip has one: it runs their "
+    "programs one after the other, and never ends",
+    applies=False,
+)
 UNLOWERED = Cause(
     "runs on JAX's interpreter only: it has an operation in a warpgroup that JAX does not lower",
     applies=False,
@@ -162,6 +167,7 @@ KNOWN: tuple[Known, ...] = (
         "gpu_pallas_interpret_test::.*::test_(completing_barrier_twice|more_barrier_completions)",
         "not raised",
     ),
+    Known(ONE_CORE, "::test_shard_map_of_core_map", "TensorCores .* are the same one here"),
     Known(UNLOWERED, "gpu_pallas_interpret_", "JAX does not lower .* for a warpgroup"),
     Known(VERSION, "gpu_pallas_interpret_test::.*::test_indexing_singleton", "not be longer than"),
     Known(REPLICATED, "gpu_pallas_interpret_distributed.*under_shard_map", "Arrays are not equal"),

@@ -196,7 +196,6 @@ def _simulate_calls() -> None:
     import jax
     import numpy as np
 
-    from pallas_sim.chips import GPUS
     from pallas_sim.compat.jaxprs import open_jaxpr, semaphore_kind, sub_jaxprs
     from pallas_sim.errors import PallasError
     from pallas_sim.machine import Machine
@@ -220,7 +219,7 @@ def _simulate_calls() -> None:
 
     def divides_kernels(eqn: Any) -> bool:
         """Whether devices run a kernel that may ask which of them it is on."""
-        if CHIP not in GPUS or eqn.primitive.name != "shard_map":
+        if eqn.primitive.name != "shard_map":
             return False
         return any(each.primitive.name == "mpmd_map" for each in equations(eqn.params["jaxpr"]))
 
