@@ -21,7 +21,6 @@ from pallas_sim.errors import Fact
 from pytest_pallas.backends.ending import longest
 from pytest_pallas.backends.protocol import Call
 from pytest_pallas.errors import IsolationError, NeedsIsolation
-from pytest_pallas.grid.kernel_calls import hazards
 from pytest_pallas.isolate import policy
 from pytest_pallas.isolate.messages import (
     StepNote,
@@ -71,6 +70,8 @@ class _HazardObserver:
         self._raise_for_hazards(jaxpr, simulated=True)
 
     def _raise_for_hazards(self, jaxpr: Any, *, simulated: bool) -> None:
+        from pytest_pallas.grid.kernel_calls import hazards
+
         reasons = () if jaxpr is None else hazards(jaxpr, simulated=simulated)
         if reasons:
             raise NeedsIsolation(reasons, kept=True)

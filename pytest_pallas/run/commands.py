@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_pallas.compat.testing import given_options
+from pytest_pallas.compat.testing import GivenOption, given_options
 from pytest_pallas.pytest_session import current
 
 #: pytest's options that decide which files it reads, by destination.
@@ -108,6 +108,7 @@ def _configuration(item: pytest.Item, *, by_name: bool) -> Iterator[str]:
         option
         for option in given_options(config)
         if option.dest in _CONFIGURING or option.dest in _REPEATED or option.from_project
+        if not _is_setting_of_plugin(option)
     ]
     for arguments in dict.fromkeys(option.arguments for option in options):
         if arguments[-1].removeprefix("-p") not in _REPORTING:
@@ -123,6 +124,15 @@ def _configuration(item: pytest.Item, *, by_name: bool) -> Iterator[str]:
         base = folder if config.inipath is None else config.inipath.parent
         paths = [_relative(Path(path), base) for path in config.getini("pythonpath")]
         yield from ("-o", f"pythonpath={shlex.join([*paths, _relative(folder, base)])}")
+
+
+def _is_setting_of_plugin(option: GivenOption) -> bool:
+    """Return whether ``-o`` sets an option of the plugin that a command does not repeat.
+
+    Those of the example are among its own options, and an address may hold a password.
+    """
+    name = option.arguments[-1].removeprefix("-o").partition("=")[0]
+    return option.dest == "override_ini" and name.startswith("pallas_") and name not in _REPEATED
 
 
 def _is_configured_elsewhere(item: pytest.Item) -> bool:

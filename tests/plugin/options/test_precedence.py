@@ -46,6 +46,7 @@ CASES = {
     "missing": ("skip", ("error", "error"), ("skip", "skip"), ("missing='error'", "error")),
     "results": (None, ("a.json", "a.json"), ("b.json", "b.json"), None),
     "resume": (None, ("a.json", "a.json"), ("b.json", "b.json"), None),
+    "failures": (None, ("a.json", "a.json"), ("b.json", "b.json"), None),
     "html": (None, ("a.html", "a.html"), ("b.html", "b.html"), None),
     "trace": (None, ("a.json", "a.json"), ("b.json", "b.json"), None),
     "dump": (None, ("a", "a"), ("b", "b"), None),
@@ -104,7 +105,7 @@ EXAMPLE = Example(
 def plain(project, name, value):
     """An option's value as text, where it is one; a path from the project's folder."""
     value = json.loads(json.dumps(value, default=str))
-    files = ("results", "html", "trace", "dump", "cost_file")
+    files = ("results", "failures", "html", "trace", "dump", "cost_file")
     if name in files and value is not None and Path(value).is_absolute():
         return str(Path(value).relative_to(project.path))  # made absolute, by where pytest started
     return value

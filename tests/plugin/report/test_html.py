@@ -39,7 +39,7 @@ def test_what_is_on_the_page(suite):
     assert re.findall(r'<th scope="row"><a href="#kernel-\d+">(\w+)</a>', text) == ["bad", "good"]
     assert "output, float32[8, 128]: wrong in 1024 of 1024 elements (100 %)" in text
     assert re.search(r"<dd>pytest .*--pallas-suite=specs --pallas-backend=tpu-sim", text)
-    assert re.search(r"<code>pytest --pallas-suite=specs .*specs.py::bad-forward", text)
+    assert re.search(r"<code>pytest .*--pallas-suite=specs .*specs.py::bad-forward", text)
     drawn = titles(text)
     assert any(t.startswith("Error map of output, float32[8, 128]: 1,024 of 1,024") for t in drawn)
     assert any(t.startswith("Histogram of errors") for t in drawn)

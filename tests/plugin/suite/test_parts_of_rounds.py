@@ -17,8 +17,8 @@ ONE = ("--pallas-suite=specs", "--pallas-backend=tpu-sim", "--pallas-max-example
 
 WIDE = 'inputs=pst.arrays("m n, m n", dtype="float32", around=[8, 16, 32])'
 
-#: Fields that are times.
-TIMES = ("seconds", "kernel_seconds")
+#: Fields that are times, or that name the options of a run.
+OF_ONE_RUN = ("seconds", "kernel_seconds", "replay")
 
 
 #: Sizes of rounds: draws, and calls of each.
@@ -38,19 +38,19 @@ def _small_rounds(monkeypatch):
     monkeypatch.setattr(fuzzing, "EACH", EACH)
 
 
-def without_times(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def without_the_run(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [
-        {name: value for name, value in record.items() if name not in TIMES} for record in records
+        {name: value for name, value in record.items() if name not in OF_ONE_RUN} for record in records
     ]
 
 
 def both(project: Any, monkeypatch: Any, divisions: str, *args: str) -> list[dict[str, Any]]:
     """The records of a run, which are those of runs in parts, too."""
-    whole = without_times(project.records(*ONE, *args))
+    whole = without_the_run(project.records(*ONE, *args))
     for division in divisions.split():
         shutil.rmtree(project.path / ".hypothesis", ignore_errors=True)  # the failing examples
         monkeypatch.setenv("PARTS", division)
-        parts = without_times(project.records(*ONE, *args, *IN_PARTS))
+        parts = without_the_run(project.records(*ONE, *args, *IN_PARTS))
         assert parts == whole, division
     return whole
 
@@ -156,7 +156,7 @@ def test_rounds_until_a_time_count_up_to_the_first_gap(project, monkeypatch, div
     monkeypatch.setenv("PARTS", division)
     parts = project.records(*args, "--pallas-fuzz-time=1", *IN_PARTS)
     whole = project.records(*args, f"--pallas-fuzz-rounds={rounds}")
-    assert without_times(parts) == without_times(whole)
+    assert without_the_run(parts) == without_the_run(whole)
 
 
 def test_an_expected_failure_is_not_divided(project, monkeypatch):
@@ -172,7 +172,7 @@ def test_one_round_is_a_usual_run(project):
     project.specs(f'name="add", kernel=add, {WIDE}')
     usual = project.records(*ONE, "--pallas-checks=forward")
     rounds = project.records(*ONE, "--pallas-checks=forward", "--pallas-fuzz-rounds=1")
-    assert without_times(usual) == without_times(rounds)
+    assert without_the_run(usual) == without_the_run(rounds)
 
 
 def test_rounds_end_with_the_time(project, clock):
