@@ -40,7 +40,8 @@ def _small_rounds(monkeypatch):
 
 def without_the_run(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [
-        {name: value for name, value in record.items() if name not in OF_ONE_RUN} for record in records
+        {name: value for name, value in record.items() if name not in OF_ONE_RUN}
+        for record in records
     ]
 
 
