@@ -143,7 +143,7 @@ def meshes_of(current: Callable[[], Any]) -> Generator[None]:
 
 #: Modules of JAX, besides those of Pallas, that read which chip a kernel is for. The others need to
 #: know what the devices are on which they run arrays, as for the shape of a mesh.
-_OF_KERNELS = ("jax._src.tpu_info",)
+_OF_KERNELS = ("jax._src.tpu_info", "jax.experimental.mosaic.gpu.utils")
 
 #: The module of the functions by which others ask for devices and platforms.
 _OF_BACKENDS = "jax._src.xla_bridge"

@@ -12,13 +12,14 @@ import numpy as np
 import pytest
 from jax import default_backend
 from jax.experimental import pallas as pl
+from jax.experimental.mosaic.gpu import utils
 from jax.experimental.pallas import tpu as pltpu
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from pallas_sim import simulate
 from pallas_sim.chips import GPUS, TARGETS, TPUS
-from pallas_sim.tracing import tracing_for
+from pallas_sim.tracing import absent_chip, present, tracing_for
 
 X = np.ones((8, 128), np.float32)
 KINDS = {name: target.device_kind for name, target in TARGETS.items()}
@@ -73,6 +74,17 @@ def test_devices_answer_as_the_chip(target, jit):
     else:
         assert chip["num_cores"] == TPUS[target].cores
         assert (chip["core_on_chip"], chip["coords"]) == (0, [0, 0, 0])
+
+
+@pytest.mark.parametrize("target", GPUS)
+def test_mosaic_gpu_lowers_for_the_chip(target):
+    """What it does without a TMA depends on it, and what it refuses."""
+    here = utils.get_arch()
+    with present(absent_chip(TARGETS[target])):
+        assert utils.get_arch().major == GPUS[target].capability
+    with tracing_for(TARGETS[target]):
+        assert utils.get_arch().major == GPUS[target].capability
+    assert utils.get_arch() == here
 
 
 @pytest.mark.parametrize("target", TPUS)

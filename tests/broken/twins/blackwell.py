@@ -106,6 +106,7 @@ def doubled_product(x: jax.Array, y: jax.Array, *, wrong: str = "") -> jax.Array
             plgpu.copy_gmem_to_smem(y_gmem.at[terms], y_smem, loaded)
             plgpu.barrier_wait(loaded)
             plgpu.async_store_tmem(x_tmem, x_smem[...] + x_smem[...])
+            plgpu.commit_smem()  # the reads, before the next copy overwrites what they read
             if wrong != "not committed":
                 plgpu.commit_tmem()
             plgpu.tcgen05_mma(sums, x_tmem, y_smem, summed, accumulate=step > 0)

@@ -28,7 +28,7 @@ def test_what_is_added() -> None:
     refuses(lambda: sum_on_cores(integers), "x must have a floating dtype", "int32")
 
 
-@pytest.mark.pallas(backends=["tpu-sim"])
+@pytest.mark.pallas(backends=["tpu-sim:v5p"])
 @pytest.mark.parametrize("kernel", [swap_cores, sum_on_cores])
 def test_without_the_barrier_there_is_a_race(
     pallas_run: Any, kernel: Any, monkeypatch: pytest.MonkeyPatch

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -40,9 +41,9 @@ def _without_settings() -> dict[str, str]:
 
 
 def message_of(record: Mapping[str, Any]) -> str:
-    """The message of a failure without what was drawn, which a script need not know."""
-    lines = record["message"].splitlines()
-    return "\n".join(line for line in lines if not line.startswith("  drawn"))
+    """The message of a failure without what a script need not know: what was drawn, and larger."""
+    message = re.sub(r"(?m)^  larger .*\n(?:   .*\n?)*?(?=^ {0,2}\S|\Z)", "", record["message"])
+    return "\n".join(line for line in message.splitlines() if not line.startswith("  drawn"))
 
 
 def repeat(records: Sequence[Mapping[str, Any]], environment: Mapping[str, str]) -> None:
