@@ -86,6 +86,7 @@ _INNER = (
     "fixture_types.Peers",
     "fixture_types.SpecKeywords",
     "grid.model.GridWindow",
+    "judge.tolerance.AnyTolerance",
     "judge.oracle.ExpectedCache",
     "judge.tolerance.Scalar",
     "mutate.model.EnclosingJaxpr",
