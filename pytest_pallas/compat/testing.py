@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import importlib
+import inspect
 import io
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -117,15 +118,17 @@ def configured(
 def configured_paths(args: Sequence[str]) -> tuple[Path, list[Path]]:
     """Return what pytest's ini value ``pythonpath`` is relative to, and its folders.
 
+    pytest 8 has no ``override_ini`` here.
+
     Args:
       args: files and folders of the command line.
     """
     finding: Any = importlib.import_module("_pytest.config.findpaths")
     folder = Path.cwd()
-    result = finding.determine_setup(
-        inifile=None, override_ini=None, args=args, rootdir_cmd_arg=None, invocation_dir=folder
-    )
-    _, inipath, values, *_ = result
+    options = {"inifile": None, "override_ini": None, "rootdir_cmd_arg": None}
+    known = inspect.signature(finding.determine_setup).parameters
+    given = {name: value for name, value in options.items() if name in known}
+    _, inipath, values, *_ = finding.determine_setup(args=args, invocation_dir=folder, **given)
     base = folder if inipath is None else inipath.parent
     value = values.get("pythonpath", [])
     value = getattr(value, "value", value)
