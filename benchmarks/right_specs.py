@@ -180,7 +180,7 @@ def twice_and_square(x: Any) -> Any:
 
 
 def scaled(x: Any, *, block: int = 32) -> Any:
-    """By rows, of which there must be a multiple of the block."""
+    """By rows, whose number must be a multiple of the block."""
     if x.shape[0] % block:
         raise ValueError(f"rows must be a multiple of {block}")
     return by_rows(lambda x_ref, o_ref: o_ref.set(3 * x_ref[...]), x, rows=block)
@@ -217,7 +217,7 @@ def into(x: Any, buffer: Any) -> Any:
 
 
 def positions(x: Any) -> Any:
-    """Add the number of each column, in int16: for rows of which these are right."""
+    """Add the number of each column, in int16, which is right for short rows."""
     if x.shape[1] > 32_768 - 128:
         raise ValueError("too many columns for int16")
 

@@ -33,7 +33,7 @@ class UndefinedLoadError(Exception):
 
     Attributes:
       values: what it gives.
-      others: what it may give as well: the same, with other contents of what is not there.
+      others: what it may give as well, with other contents in place of the missing elements.
       finding: says what it is beyond of.
     """
 
