@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
+from pallas_sim.errors import DeadlockError, KernelError
 from pytest_pallas import NotApplicableError, RaceError
 from pytest_pallas.backends.interpreters import interpret, tpu_interpret
+from pytest_pallas.backends.protocol import Schedule
 from pytest_pallas.backends.simulators import tpu_sim
 from pytest_pallas.checks.deadlock import deadlock
 from pytest_pallas.checks.dma import dma
+from pytest_pallas.checks.export import export
 from pytest_pallas.checks.races import races
 from pytest_pallas.checks.schedule import schedule
 
@@ -74,3 +79,39 @@ def test_backends_in_which_nothing_happens_at_the_same_time(check):
     assert check.requires_backend(tpu_sim()) is None
     for backend in (interpret(), tpu_interpret()):
         assert check.requires_backend(backend).startswith(f"{backend.name} ")
+
+
+def _raising(x):
+    raise ValueError("too small")
+
+
+@pytest.mark.parametrize(
+    "check", [races, deadlock, dma, schedule, export], ids=lambda check: check.name
+)
+def test_a_kernel_that_raises_fails_each_check(context, check):
+    """Another check need not run, so none is referred to."""
+    with pytest.raises(KernelError, match="the kernel raised ValueError: too small"):
+        check(context(_raising, rings.BLOCKS))
+
+
+@pytest.mark.parametrize("check", [races, schedule], ids=lambda check: check.name)
+@pytest.mark.parametrize("kernel", [rings.waiting, rings.ring], ids=["alone", "ring"])
+def test_a_deadlock_fails_checks_of_other_errors(context, check, kernel):
+    devices = 4 if kernel is rings.ring else 1
+    x = rings.SHARDS if devices > 1 else rings.BLOCKS
+    with pytest.raises(DeadlockError):
+        check(context(rings.other(kernel, waits=2), x, devices=devices))
+
+
+def test_a_deadlock_under_another_schedule_only(context):
+    """The default schedule is right; the error of a later one is raised after the last."""
+    called = context(rings.by_dma, rings.BLOCKS)
+    first = called.runs.get(called, Schedule())
+    late = DeadlockError("blocked")
+
+    class Late:
+        def get(self, _, schedule):
+            return replace(first, error=late if schedule.seed == 1 else None)
+
+    with pytest.raises(DeadlockError, match=r"blocked\n  with seed 1"):
+        races(replace(called, runs=Late()))
