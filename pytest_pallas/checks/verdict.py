@@ -27,6 +27,7 @@ from pytest_pallas.checks.context import (
     judge_together,
     process_facts,
 )
+from pytest_pallas.checks.grid import idle_kernels
 from pytest_pallas.checks.memory import PAIR, never_written, unwritten
 from pytest_pallas.draw.arguments import Arguments
 from pytest_pallas.errors import (
@@ -207,12 +208,18 @@ def _writer_facts(
     A NaN may come from beyond the edge of an array, if that program has a block there.
     """
     writer, value = writer_of(outcome, failed), failed.actual_value
+    idle = idle_kernels(context, outcome)
     if writer is None:
-        yield from _idle_kernels(outcome)
+        for name, source, grid in idle:
+            text = f"{name}{f' ({source})' if source else ''} has the grid {grid}: no program runs"
+            yield Fact("cause", f"{text}, and nothing writes its outputs")
         return
     call, position = writer
     written, unwritten_elements = _was_written(failed, position, index, context)
-    if program := describe_writer(call, position, index, failed.shape, written=written):
+    if idle:
+        text = f"{call.name} has the grid {idle[0][2]}, so no program runs, and nothing is written"
+        yield Fact("block", text)
+    elif program := describe_writer(call, position, index, failed.shape, written=written):
         yield Fact("block", program)
     for text in unwritten_elements:
         yield Fact("cause", text)
@@ -227,16 +234,6 @@ def _writer_facts(
             f"(input {number} of {call.name}) hang over its array [{dims}]; mask them in the "
             "kernel",
         )
-
-
-def _idle_kernels(outcome: Outcome) -> Iterator[Fact]:
-    """Yield the kernels whose grid has no programs, so that nothing writes their outputs."""
-    for kernel in outcome.kernels:
-        facts = kernel.facts
-        if facts is not None and 0 in facts.grid and any(0 not in o.shape for o in facts.outputs):
-            where = f" ({kernel.source})" if kernel.source else ""
-            text = f"{kernel.name}{where} has the grid {facts.grid}: no program runs"
-            yield Fact("cause", f"{text}, and nothing writes its outputs")
 
 
 def _was_written(

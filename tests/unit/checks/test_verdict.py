@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.experimental import pallas as pl
@@ -13,6 +14,8 @@ from pallas_sim.errors import KernelError, PallasError
 from pytest_pallas import MismatchError
 from pytest_pallas.backends.interpreters import interpret
 from pytest_pallas.checks.forward import forward
+from pytest_pallas.checks.grid import grid
+from pytest_pallas.checks.memory import memory
 from pytest_pallas.checks.verdict import conclude, content_facts, run_check
 from pytest_pallas.draw.arguments import Arguments
 
@@ -185,6 +188,24 @@ def test_a_grid_without_programs_is_said_to_be_that(context_of):
     assert facts["block"] == ("body has the grid (0,), so no program runs, and nothing is written")
     twice = _facts(context_of, lambda x: _copied(grid=(0,))(_copied()(x)))
     assert "has the grid (0,): no program runs" in twice["cause"]
+
+
+def test_a_dynamic_grid_without_programs_is_said_to_be_that(context_of):
+    """Its size is computed from the arguments, also in another jitted function."""
+
+    def copied(x):
+        return _copied(grid=(jax.jit(lambda x: jnp.sum(x > 1e6))(x),))(x)
+
+    facts = _facts(context_of, copied)
+    assert facts["block"] == "body has the grid (0,), so no program runs, and nothing is written"
+    assert facts["cause"] == "output 0 (o_ref) of body: no element was ever written"
+    twice = _facts(context_of, lambda x: copied(_copied()(x)))
+    assert "has the grid (0,): no program runs" in twice["cause"]  # its size is of the first one
+    facts = _facts(context_of, copied, backend=interpret())
+    assert facts["block"] == "body has the grid (0,), so no program runs, and nothing is written"
+    for check in (memory, grid):
+        with pytest.raises(PallasError, match=r"grid \(0,\)(: no program runs|, which has no)"):
+            check(context_of(copied, lambda x: x))
 
 
 @pytest.mark.parametrize(
