@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+import os
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -326,21 +327,30 @@ def _with_context(error: PallasError, headline: str, context: CheckContext) -> P
 
 def _raised_at(cause: BaseException | None) -> Iterator[str]:
     """Describe the innermost line of the kernel, also of an installed kernel or one of JAX."""
-    last = raised_frame(cause)
-    if last is not None:
-        yield f"  raised at {last.filename}:{last.lineno} in {last.name}: {last.line}"
+    for frame in raised_frames(cause):
+        if os.path.isfile(frame.filename):
+            yield f"  raised at {frame.filename}:{frame.lineno} in {frame.name}: {frame.line}"
+        elif is_library(frame.filename):
+            yield f"  raised in {frame.name}, line {frame.lineno} of code without a file"
+        else:
+            yield f"  raised in {frame.name}, {frame.filename}:{frame.lineno}: {frame.line}"
 
 
-def raised_frame(cause: BaseException | None) -> traceback.FrameSummary | None:
-    """Return the innermost frame of the kernel in the traceback of an error; None without one."""
+def raised_frames(cause: BaseException | None) -> list[traceback.FrameSummary]:
+    """Return the innermost frame of the kernel in the traceback of an error, if there is one.
+
+    It is followed by the innermost one of code that ``exec`` made, if that called what raised.
+    """
     if cause is None or isinstance(cause, PallasError):
-        return None
-    frames = [
-        frame
-        for frame in traceback.extract_tb(cause.__traceback__)
-        if not (is_own(frame.filename) or is_library(frame.filename))
-    ]
-    return frames[-1] if frames else None
+        return []
+    frames: list[traceback.FrameSummary] = []
+    for frame in traceback.extract_tb(cause.__traceback__):
+        # ``dataclass`` makes ``__init__``, which calls what its author wrote.
+        if not os.path.isfile(frame.filename) and not frame.name.startswith("__"):
+            frames = [*frames[:1], frame]
+        elif not (is_own(frame.filename) or is_library(frame.filename)):
+            frames = [frame]
+    return frames
 
 
 def _mismatch(failure: Failure, failed: Comparison, context: CheckContext) -> MismatchError:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import linecache
 
 import jax
 import jax.numpy as jnp
@@ -230,3 +231,15 @@ def test_code_that_cannot_be_read_is_no_line(context_of):
     with pytest.raises(KernelError, match=rf"raised at {__file__}:\d+ in <lambda>") as caught:
         run_check(forward, context_of(lambda x: names["kernel"](x)), "copy")
     assert "<string>" not in str(caught.value)
+    assert "\n  raised in kernel, line 4 of code without a file\n" in str(caught.value)
+
+
+def test_code_of_a_notebook_that_raises_is_shown(context_of):
+    names, source = {}, "def kernel(x):\n    return x.reshape(3)\n"
+    linecache.cache["<ipython-input-1>"] = (len(source), None, source.splitlines(True), "")
+    exec(compile(source, "<ipython-input-1>", "exec"), names)
+    with pytest.raises(KernelError, match=rf"raised at {__file__}:\d+ in <lambda>") as caught:
+        run_check(forward, context_of(lambda x: names["kernel"](x)), "copy")
+    line = "\n  raised in kernel, <ipython-input-1>:2: return x.reshape(3)\n"
+    assert line in str(caught.value)
+    del linecache.cache["<ipython-input-1>"]
