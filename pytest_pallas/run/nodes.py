@@ -46,6 +46,7 @@ from pytest_pallas.run.backends import (
     call_of,
     on_claimed_chips,
     on_its_platform,
+    with_named,
     without_replaced,
 )
 from pytest_pallas.run.check_run import item_name, lacks_mesh, misfit
@@ -91,6 +92,7 @@ def _learn(
 class _Plan:
     """A check of a spec on a backend: an item for each mesh, unless it is ``unmet``."""
 
+    spec: KernelSpec
     backend: Backend
     check: Check
     before: Sequence[Backend]
@@ -113,15 +115,17 @@ def _planned(
             if named:
                 yield backend
             continue
-        for check in _checks(session, parent, spec, backend):
+        checks = list(_checks(session, parent, spec, backend))
+        here = with_named(spec, backend, session.options_for(parent).checks)
+        for check in checks:
             before = backends_before(spec, backend, backends, (session.base, check))
             key = check.name, label(backend)
             if key not in facts.unmet:
-                unmet = check.unmet(spec, backend, before)
-                if unmet is None and not spec.meshes and not facts.closed:
-                    unmet = unmet_by_kernels(session, spec, check, backend, {})
+                unmet = check.unmet(here, backend, before)
+                if unmet is None and not here.meshes and not facts.closed:
+                    unmet = unmet_by_kernels(session, here, check, backend, {})
                 facts.unmet[key] = unmet
-            yield _Plan(backend, check, before, facts.unmet[key])
+            yield _Plan(here, backend, check, before, facts.unmet[key])
 
 
 def _spec_items(
@@ -138,7 +142,7 @@ def _spec_items(
                 continue
             yield SpecItem.from_parent(
                 parent,
-                spec=spec,
+                spec=plan.spec,
                 check=plan.check,
                 backend=plan.backend,
                 mesh=mesh,
