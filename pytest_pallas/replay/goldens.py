@@ -37,12 +37,12 @@ from pytest_pallas.decoding import (
     Sized,
     decode,
     parse,
+    replacing,
     shown,
 )
 from pytest_pallas.errors import GoldenError
 from pytest_pallas.judge.tolerance import ProductPrecision
 from pytest_pallas.replay.values import Array, call_of, dump, load, metadata_of, read
-from pytest_pallas.results import replacing
 
 #: Version of the JSON form of goldens; see docs/goldens.md. Before 2, no array was compressed.
 SCHEMA = 2

@@ -8,10 +8,9 @@ kernels gets no item; it is recorded.
 from __future__ import annotations
 
 import functools
-import gc
 import time
-from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,7 +19,7 @@ import pytest
 
 from pallas_sim.chips import Label
 from pallas_sim.errors import OptionError, PallasError
-from pallas_sim.tracing import tracing_for
+from pallas_sim.tracing import collecting_later, tracing_for
 from pytest_pallas.backends.ending import (
     OverdueError,
     UncaughtError,
@@ -518,24 +517,12 @@ def unmet_by_kernels(
     if backend.kind == "hardware":
         return None
     reason = None
-    with _garbage_kept():
+    with collecting_later():
         for kernels in _traces(session, spec, backend):
             reason = check.requires_kernels(spec, backend, kernels) if kernels else None
             if reason is None:
                 return None
     return reason
-
-
-@contextmanager
-def _garbage_kept() -> Generator[None]:
-    """Disable garbage collection, which takes a quarter of the time because of JAX's objects."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
 
 
 @dataclass
