@@ -45,6 +45,7 @@ from pallas_sim.pallas_calls import PreparedKernel, capacity_findings, kernel_of
 from pallas_sim.pipeline import execute
 from pallas_sim.refusals import require_lowering, require_real
 from pallas_sim.registry import Equation, Evaluate, rule
+from pallas_sim.tpu_refusals import require_blocks
 
 
 @rule("pallas_call", threaded=True)
@@ -71,6 +72,7 @@ def _pallas_call(eqn: Equation) -> Evaluate:
             # A portable kernel may be for a GPU only, unless a TPU was named.
             if machine.named or written_for == "TPUs":
                 kind = getattr(kernel.facts.params, "kernel_type", None)
+                require_blocks(kernel.facts, kernel.line)
                 require_lowering(eqn.params["jaxpr"], getattr(kind, "value", "tc"), kernel.line)
                 lowered.add(machine.target)
         if on_gpu:
