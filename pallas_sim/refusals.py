@@ -26,7 +26,14 @@ from pallas_sim.compat.source import is_of_jax, source_line
 from pallas_sim.dtypes import bit_width, is_integer
 from pallas_sim.errors import refuse
 from pallas_sim.registry import find_rule
-from pallas_sim.tpu_refusals import POINTWISE, Constants, access_of, has_rows, require_equation
+from pallas_sim.tpu_refusals import (
+    POINTWISE,
+    Constants,
+    VectorShapes,
+    access_of,
+    has_rows,
+    require_equation,
+)
 
 #: Operations on references in registers, of which JAX makes some on values before it lowers them.
 _WITHOUT_REFS = frozenset({"wgmma_ref"})
@@ -39,13 +46,17 @@ _CORES = {
 }
 
 
-def require_lowering(jaxpr: Any, kind: str, line: str = "") -> None:
+def require_lowering(
+    jaxpr: Any, kind: str, line: str = "", vectors: VectorShapes | None = None
+) -> None:
     """Reject the body of a kernel that JAX does not lower for a TPU.
 
     Args:
       jaxpr: of the body.
       kind: of the cores that run it: ``"tc"``, ``"sc_scalar_subcore"``, ``"sc_vector_subcore"``.
       line: ``file:line`` of the kernel.
+      vectors: gives the shapes of the vectors that a subcore loads and stores, by dtype; None
+        where libtpu divides arrays into vectors (``needs_layout_passes``).
 
     Raises:
       SimulationError: the message has the primitive or dtype, and the line.
@@ -55,7 +66,7 @@ def require_lowering(jaxpr: Any, kind: str, line: str = "") -> None:
         name = eqn.primitive.name
         if name not in known and not _is_of_project(name):
             _refuse_primitive(name, _CORES[kind], "TPU", where)
-        require_equation(eqn, kind, constants, where)
+        require_equation(eqn, kind, constants, where, vectors)
 
 
 def require_real(jaxpr: Any, line: str = "") -> None:

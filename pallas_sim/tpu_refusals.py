@@ -7,7 +7,7 @@ refused always is here: see ``refusals``.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -108,7 +108,17 @@ POINTWISE = frozenset(
 _OF_VECTORS = frozenset({"pow", "logistic", "population_count"})
 
 
-def require_equation(eqn: Any, kind: str, constants: Constants, line: str) -> None:
+#: Gives the shapes that a vector may have, by dtype.
+type VectorShapes = Callable[[Any], Sequence[tuple[int, ...]]]
+
+
+def require_equation(
+    eqn: Any,
+    kind: str,
+    constants: Constants,
+    line: str,
+    vectors: VectorShapes | None = None,
+) -> None:
     """Reject an equation of a kernel that no TPU computes, although JAX has a rule for it.
 
     Args:
@@ -116,6 +126,7 @@ def require_equation(eqn: Any, kind: str, constants: Constants, line: str) -> No
       kind: of the cores: ``"tc"``, ``"sc_scalar_subcore"``, ``"sc_vector_subcore"``.
       constants: what is known of the values in the kernel.
       line: ``file:line`` of the equation.
+      vectors: of a subcore, where libtpu does not divide arrays; or None.
 
     Raises:
       SimulationError: the message has what is wrong, and the line.
@@ -123,9 +134,10 @@ def require_equation(eqn: Any, kind: str, constants: Constants, line: str) -> No
     if eqn.primitive.name == "dma_start":
         _require_copy(eqn, kind, line)
     access = access_of(eqn)
-    if access is not None:
-        require = _require_access if kind == "tc" else _require_access_of_subcore
-        require(access, line)
+    if access is not None and kind == "tc":
+        _require_access(access, line)
+    elif access is not None:
+        _require_access_of_subcore(access, line, vectors)
     unused = bool(eqn.outvars) and all(type(var).__name__ == "DropVar" for var in eqn.outvars)
     if kind == "tc" and (access is not None or not unused):
         _require_value(eqn, constants, line)
@@ -391,7 +403,7 @@ def _require_access(access: Access, line: str) -> None:
         refuse("a masked store with a stride: choose by jnp.where, and store without mask", line)
 
 
-def _require_access_of_subcore(access: Access, line: str) -> None:
+def _require_access_of_subcore(access: Access, line: str, vectors: VectorShapes | None) -> None:
     """Reject a load or store that JAX does not lower for a SparseCore."""
     space, shape, verb = space_of(access.ref), access.value.shape, access.verb
     if space in _APART or space == "vmem_shared":
@@ -408,6 +420,15 @@ def _require_access_of_subcore(access: Access, line: str) -> None:
         )
     if any(stride > 1 for stride in access.strides):
         refuse(f"a {verb} {space.upper()} with a stride: use plsc.load_gather", line)
+    if vectors is None or not shape:
+        return
+    shapes = vectors(access.value.dtype)
+    if shape not in shapes:
+        refuse(
+            f"a {verb} {space.upper()} of {access.value.dtype}{list(shape)}, in a kernel with "
+            f"needs_layout_passes=False: a vector has {' or '.join(map(str, map(list, shapes)))}",
+            line,
+        )
 
 
 def _require_copy(eqn: Any, kind: str, line: str) -> None:

@@ -9,12 +9,15 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from pallas_sim.accesses import free, made, memory_of, record_access
+from pallas_sim.chips import TARGETS
+from pallas_sim.compat.compilers import vectors_of_subcores
 from pallas_sim.compat.grids import grid_facts
 from pallas_sim.compat.jaxprs import (
     argument_names,
@@ -46,6 +49,7 @@ from pallas_sim.pipeline import execute
 from pallas_sim.refusals import require_lowering, require_real
 from pallas_sim.registry import Equation, Evaluate, rule
 from pallas_sim.tpu_refusals import require_blocks
+from pallas_sim.tracing import tracing_for
 
 
 @rule("pallas_call", threaded=True)
@@ -214,10 +218,13 @@ def _mpmd_map(eqn: Equation) -> Evaluate:
 
     # Cached, because one equation may be evaluated many times.
     @functools.cache
-    def require() -> None:
-        for mesh, jaxpr in zip(meshes, jaxprs, strict=True):
-            require_real(jaxpr, eqn.line)
-            require_lowering(jaxpr, mesh.kind, eqn.line)
+    def require(target: str) -> None:
+        divides = getattr(eqn.params["compiler_params"], "needs_layout_passes", True)
+        vectors = None if divides else vectors_of_subcores
+        with nullcontext() if divides else tracing_for(TARGETS[target]):
+            for mesh, jaxpr in zip(meshes, jaxprs, strict=True):
+                require_real(jaxpr, eqn.line)
+                require_lowering(jaxpr, mesh.kind, eqn.line, vectors)
 
     @functools.cache
     def excesses(target: str) -> Sequence[Finding]:
@@ -237,7 +244,7 @@ def _mpmd_map(eqn: Equation) -> Evaluate:
 
     def evaluate(thread: Thread, *operands: Any) -> Any:
         if thread.machine.refuses:
-            require()
+            require(thread.machine.target)
         for finding in excesses(thread.machine.target):
             thread.machine.report(finding)
         # A body gets scalars as values, and everything else as refs.

@@ -383,6 +383,34 @@ def test_loads_of_a_subcore(space: str, access: Any, message: str) -> None:
         simulate(call, x, target="v6e")
 
 
+@pytest.mark.parametrize(("dtype", "refused"), [("int16", True), ("int32", False)])
+def test_vectors_of_a_subcore(dtype: str, refused: bool) -> None:
+    """Without its layout passes, libtpu does not divide arrays into vectors."""
+
+    def body(x_ref: Any, o_ref: Any, numbers: Any) -> None:
+        pltpu.sync_copy(x_ref, numbers)
+        numbers[pl.ds(0, 8)] = numbers[pl.ds(8, 8)]
+        pltpu.sync_copy(numbers, o_ref)
+
+    def call(x: Any) -> Any:
+        mesh = plsc.VectorSubcoreMesh(
+            core_axis_name="c", subcore_axis_name="s", num_cores=1, num_subcores=1
+        )
+        params = pltpu.CompilerParams(needs_layout_passes=False)
+        scratch = [pltpu.VMEM(x.shape, x.dtype)]
+        kernel = pl.kernel(
+            body, out_type=x, mesh=mesh, scratch_types=scratch, compiler_params=params
+        )
+        return kernel(x)
+
+    x = np.arange(32, dtype=dtype)
+    if not refused:
+        assert not simulate(call, x, target="v6e").findings
+        return
+    with pytest.raises(SimulationError, match=r"a vector has \[16\] or \[2, 8\]"):
+        simulate(call, x, target="v6e")
+
+
 def test_float16_that_is_only_copied() -> None:
     def body(x_ref: Any, o_ref: Any) -> None:
         pltpu.sync_copy(x_ref, o_ref)
