@@ -66,6 +66,7 @@ def require_lowering(
         name = eqn.primitive.name
         if name not in known and not _is_of_project(name):
             _refuse_primitive(name, _CORES[kind], "TPU", where)
+        _require_elements(eqn, where)
         require_equation(eqn, kind, constants, where, vectors)
 
 
@@ -106,10 +107,22 @@ def require_mosaic_gpu(jaxpr: Any, params: Any, line: str = "", *, warp: bool = 
         name = eqn.primitive.name
         if name not in known and not _is_of_project(name):
             _refuse_primitive(name, "a warp" if warp else "a warpgroup", "GPU", where)
+        _require_elements(eqn, where)
         _require_registers(eqn, name, where, inferred=infers_tiles(params))
         if name == "mpmd_map":
             for inner in sub_jaxprs(eqn):
                 require_mosaic_gpu(inner, params, where, warp=True)
+
+
+def _require_elements(eqn: Any, line: str) -> None:
+    """Reject an array without elements in a kernel: MLIR has no such vectors."""
+    for var in eqn.outvars:
+        if not is_reference(var.aval) and 0 in getattr(var.aval, "shape", ()):
+            refuse(
+                f"{eqn.primitive.name} makes {var.aval.dtype}{list(var.aval.shape)}: an array in a "
+                "kernel has elements; leave out the part that is empty",
+                line,
+            )
 
 
 #: What registers of Mosaic GPU do with whole elements only, of 16 bits or more.

@@ -147,6 +147,7 @@ def test_an_operation_that_only_other_cores_have() -> None:
             lambda x: jnp.take_along_axis(x, jnp.zeros(x.shape, jnp.int32), axis=0),
             "a gather of bfloat16 by int32",
         ),
+        ("float32", lambda x: jnp.concatenate([x, x[:0]]), r"makes float32\[0, 128\]: an array"),
         ("float32", lambda x: jnp.where(x > 1, x < 5, False), "a choice between arrays of bools"),
         (
             "float32",
@@ -468,6 +469,7 @@ LANE = plgpu.CompilerParams(lowering_semantics=plgpu.LoweringSemantics.Lane)
         ("uint4", lambda ref: ref[...] << 1, "computes no shift_left of uint4"),
         ("float32", lambda ref: ref[...] % 3, "computes no rem of float32"),
         ("float32", lambda ref: ref[...][::2], "a slice of a value with strides"),
+        ("float32", lambda ref: ref[...][128:], r"makes float32\[0\]"),
         ("float32", lambda ref: ref[jnp.arange(128)], "at an array of indices"),
         ("float32", lambda ref: ref[pl.ds(0, 64, stride=2)], "a load from a reference with a stri"),
         ("int32", lambda ref: ref[...].astype(jnp.float8_e5m2), "does not convert int32 to float8"),
@@ -506,3 +508,28 @@ def test_layouts_that_are_not_inferred() -> None:
 
     out = jax.ShapeDtypeStruct((128,), jnp.float32)
     assert not simulate(plgpu.kernel(body, out_type=out, compiler_params=LANE), X[0]).findings
+
+
+@pytest.mark.parametrize(
+    ("dtype", "compute", "message"),
+    [
+        ("float8_e5m2", lambda x: x + x, "Triton does not compute add of float8_e5m2"),
+        ("float8_e4m3fn", lambda x: jnp.where(x < x, 1, 0), "compute lt of float8_e4m3fn"),
+        ("float8_e5m2", lambda x: x.astype(jnp.float8_e4m3fn), "does not convert float8_e5m2 to"),
+        ("float8_e5m2", lambda x: (x.astype(jnp.float32) + 1).astype(x.dtype), ""),
+        ("bfloat16", lambda x: x + x, ""),
+    ],
+)
+def test_float8_in_triton(dtype: str, compute: Any, message: str) -> None:
+    x = np.ones(128, dtype)
+    out = jax.eval_shape(compute, x)
+
+    def body(x_ref: Any, o_ref: Any) -> None:
+        o_ref[...] = compute(x_ref[...])
+
+    call = pl.pallas_call(body, out_shape=out)
+    if not message:
+        assert not simulate(call, x, target="h100").findings
+        return
+    with pytest.raises(SimulationError, match=message):
+        simulate(call, x, target="h100")
