@@ -90,7 +90,7 @@ def from_kernels(platform: str, random_: random.Random) -> Program:
         drawn = random_.choice(draw_several(spec.inputs, 6))
         leaves, tree = jax.tree.flatten(drawn.args)
         function = spec.kernel_for(platform)
-        change = random_.choice(
+        change: Any = random_.choice(
             [_another_dtype, _another_size, _another_tuning, _another_launch, _another_launch]
         )
         if change is _another_launch:

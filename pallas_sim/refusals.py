@@ -32,6 +32,7 @@ from pallas_sim.tpu_refusals import (
     VectorShapes,
     access_of,
     has_rows,
+    is_folded,
     require_equation,
 )
 
@@ -103,12 +104,14 @@ def require_mosaic_gpu(jaxpr: Any, params: Any, line: str = "", *, warp: bool = 
     """
     known = primitives_of_mosaic_gpu(getattr(params, "lowering_semantics", None), warp=warp)
     known |= _WITHOUT_REFS
-    for eqn, where in _lowered(jaxpr, line):
+    constants = Constants()
+    for eqn, where in _lowered(jaxpr, line, constants):
         name = eqn.primitive.name
         if name not in known and not _is_of_project(name):
             _refuse_primitive(name, "a warp" if warp else "a warpgroup", "GPU", where)
         _require_elements(eqn, where)
-        _require_registers(eqn, name, where, inferred=infers_tiles(params))
+        if not is_folded(eqn, name, constants):
+            _require_registers(eqn, name, where, inferred=infers_tiles(params))
         if name == "mpmd_map":
             for inner in sub_jaxprs(eqn):
                 require_mosaic_gpu(inner, params, where, warp=True)
@@ -157,13 +160,16 @@ def _require_registers(eqn: Any, name: str, line: str, *, inferred: bool) -> Non
         refuse("a slice of a value with strides: Mosaic GPU has slices without", line)
     if name == "scan" and has_rows(eqn):
         refuse("a scan over the rows of arrays: loop over indices, and load the rows", line)
-    value = eqn.invars[0].aval if eqn.invars else None
-    if not eqn.outvars or not isinstance(getattr(value, "dtype", None), np.dtype):
+    if not eqn.invars or not eqn.outvars:
         return
-    if is_reference(value) or not value.shape:
+    value = eqn.invars[0].aval
+    if is_reference(value) or not isinstance(getattr(value, "dtype", None), np.dtype):
+        return
+    if not value.shape:
         return
     dtype, result = str(value.dtype), str(getattr(eqn.outvars[0].aval, "dtype", ""))
-    if name in _OF_WIDE and dtype != "bool" and bit_width(value.dtype) <= 8:
+    is_wide = dtype == "bool" or bit_width(value.dtype) > 8 or (name == "abs" and "float" in dtype)
+    if name in _OF_WIDE and not is_wide:
         refuse(
             f"Mosaic GPU computes no {name} of {dtype}: convert to 16 or 32 bits before",
             line,

@@ -153,7 +153,7 @@ def _require_value(eqn: Any, constants: Constants, line: str) -> None:
     is_scalar = bool(values) and getattr(values[0], "shape", None) == ()
     if dtype == "float16" or (results == "float16" and not is_scalar):
         refuse("no TPU computes with float16: use bfloat16, or convert before the kernel", line)
-    if _is_folded(eqn, name, constants):
+    if is_folded(eqn, name, constants):
         return
     if dtype in _REFUSED.get(name, ()):
         refuse(f"no TPU computes {name} of {dtype}: convert to 32 bits before", line)
@@ -174,7 +174,7 @@ def _require_value(eqn: Any, constants: Constants, line: str) -> None:
     _require_parameters(eqn, name, values, out, line)
 
 
-def _is_folded(eqn: Any, name: str, constants: Constants) -> bool:
+def is_folded(eqn: Any, name: str, constants: Constants) -> bool:
     """Return whether MLIR knows the result, or that it is an operand, before Mosaic sees it."""
     known = [constants.of(var) for var in eqn.invars]
     if known and all(value is not None for value in known[name == "select_n" :]):
@@ -223,12 +223,16 @@ def _require_parameters(eqn: Any, name: str, values: Sequence[Any], out: Any, li
                 "load rows in a loop, or multiply by a matrix of zeros and ones",
                 line,
             )
-        if values[0].dtype.itemsize != indices.dtype.itemsize:
+        axis = (*eqn.params["dimension_numbers"].start_index_map, 0)[0]
+        several = values[0].shape[axis] > 1  # else there is nothing to choose
+        if several and values[0].dtype.itemsize != indices.dtype.itemsize:
             refuse(
                 f"a gather of {dtype} by {indices.dtype}: elements and indices have the same size; "
                 "convert to 32 bits before",
                 line,
             )
+    if name == "convert_element_type" and {dtype, results} <= _FLOAT8 and dtype != results:
+        refuse(f"no TPU converts {dtype} to {results}: go by float32", line)
     if name == "select_n" and results == "bool" and eqn.invars[0].aval.shape:
         refuse(
             "a choice between arrays of bools: use (c & a) | (~c & b), or choose between numbers "

@@ -147,6 +147,7 @@ def test_an_operation_that_only_other_cores_have() -> None:
             lambda x: jnp.take_along_axis(x, jnp.zeros(x.shape, jnp.int32), axis=0),
             "a gather of bfloat16 by int32",
         ),
+        ("float8_e5m2", lambda x: x.astype(jnp.float8_e4m3fn), "no TPU converts float8_e5m2 to"),
         ("float32", lambda x: jnp.concatenate([x, x[:0]]), r"makes float32\[0, 128\]: an array"),
         ("float32", lambda x: jnp.where(x > 1, x < 5, False), "a choice between arrays of bools"),
         (
@@ -474,10 +475,12 @@ LANE = plgpu.CompilerParams(lowering_semantics=plgpu.LoweringSemantics.Lane)
         ("float32", lambda ref: ref[pl.ds(0, 64, stride=2)], "a load from a reference with a stri"),
         ("int32", lambda ref: ref[...].astype(jnp.float8_e5m2), "does not convert int32 to float8"),
         ("float32", lambda ref: lax.erf(ref[...]), "infers no layout for erf"),
-        ("bool", lambda ref: lax.max(ref[...], ref[...]), "computes no max of bools"),
+        ("bool", lambda ref: lax.max(ref[...], ~ref[...]), "computes no max of bools"),
         ("int8", lambda ref: (ref[...] & 1) == 1, ""),
         ("float8_e5m2", lambda ref: ref[...].astype(jnp.float32), ""),
         ("int32", lambda ref: ref[...] % 3, ""),
+        ("float8_e5m2", lambda ref: abs(ref[...]), ""),
+        ("int8", lambda ref: jnp.maximum(*[ref[...]] * 2), ""),
     ],
 )
 def test_what_registers_of_mosaic_gpu_do_not_do(dtype: str, compute: Any, message: str) -> None:
