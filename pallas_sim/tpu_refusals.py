@@ -508,7 +508,8 @@ def _problem_of(block: BlockFacts, facts: GridFacts) -> str:
     if block.space in ("semaphore", "semaphore_mem"):
         return ""
     if block.space in _APART:
-        if block.trivial:
+        # JAX compiles no batch of such operands either, but vmap may be asked for all the same.
+        if block.trivial or facts.vmapped:
             return ""
         return (
             f"in memory space {block.space} there is one block, the whole array; leave out block "
