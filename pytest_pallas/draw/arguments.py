@@ -23,9 +23,10 @@ from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn, SearchStrategy
 
 from pytest_pallas.budget import check_bytes, limited, max_bytes
-from pytest_pallas.compat.fuzzing import sampled_elements
+from pytest_pallas.draw.covering import MOST, alternatives, choose
 from pytest_pallas.draw.dims import DimsPlan, boundaries
 from pytest_pallas.draw.dtypes import as_dtype
+from pytest_pallas.draw.sizes import exceeding
 from pytest_pallas.errors import DrawTooLargeError, SpecError
 from pytest_pallas.record import DTYPE, VALUES, Aspect
 
@@ -243,6 +244,9 @@ def _arguments(
     raise too_large
 
 
+_ROLES = {"then": "list", "options": "option", "tuning": "tuning"}
+
+
 def _call(
     draw: DrawFn, drawn: Any, then: Keywords, options: Keywords, tuning: Keywords
 ) -> Arguments:
@@ -254,7 +258,11 @@ def _call(
         keywords = _check_keywords(argument, value(drawn)) if callable(value) else value
         entries[argument] = keywords
         values[argument] = {
-            name: draw(entry) if isinstance(entry, SearchStrategy) else entry
+            name: (
+                choose(draw, entry, Aspect(_ROLES[argument], name), keyword_word)
+                if isinstance(entry, SearchStrategy)
+                else entry
+            )
             for name, entry in keywords.items()
         }
     fields = {name: {**getattr(base, name), **values[name]} for name in ("options", "tuning")}
@@ -346,9 +354,6 @@ def _keyword_text(value: Any) -> str:
 # other strategies than a plain ``sampled_from`` or ``booleans`` are not known.
 
 
-#: Limit on the number of declared choices.
-MOST = 24
-
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 
 
@@ -427,12 +432,6 @@ def declare_keywords(
     return dataclasses.replace(declared, choices=by_aspect, keyword_kinds=kinds)
 
 
-def alternatives(strategy: Any) -> tuple[Any, ...]:
-    """Return the choices of a strategy; empty if they are not known, or more than ``MOST``."""
-    elements = sampled_elements(strategy)
-    return () if elements is None or len(elements) > MOST else tuple(elements)
-
-
 def aspects(drawn: Arguments | Drawn) -> Iterator[tuple[Aspect, str]]:
     """Yield the aspects of a draw, each with its word."""
     declared = drawn.declared or NOTHING
@@ -450,21 +449,10 @@ def aspects(drawn: Arguments | Drawn) -> Iterator[tuple[Aspect, str]]:
 
 
 def extents(drawn: Arguments | Drawn) -> frozenset[str]:
-    """Return how a draw exceeds the tiles of its dims.
-
-    ``"several"``: more than one tile along every dim with tiles. ``"ragged"``: the last of several
-    tiles is partial along one of them. ``"deep"``: more tiles along one than the kernel has
-    buffers. Empty if no dim has tiles.
-    """
+    """Return how a draw exceeds the tiles of its dims; see ``sizes.exceeding``."""
     declared = drawn.declared or NOTHING
-    tiles = declared.tiles
-    sizes = {name: drawn.recipe.get(name, 0) for name in tiles}
-    deep = any(sizes.get(name, 0) >= size for name, size in declared.deep.items())
-    ways = {"deep"} if deep else set[str]()
-    if tiles and all(sizes[name] > max(tiles[name]) for name in tiles):
-        whole = all(sizes[name] % max(tiles[name]) == 0 for name in tiles)
-        ways |= {"several"} if whole else {"several", "ragged"}
-    return frozenset(ways)
+    sizes = {name: drawn.recipe.get(name, 0) for name in declared.tiles}
+    return exceeding(sizes, declared.tiles, declared.deep)
 
 
 def larger_first(spec: object, drawn: Arguments | Drawn) -> frozenset[str]:

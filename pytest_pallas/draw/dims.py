@@ -25,6 +25,8 @@ from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn, SearchStrategy
 
 from pytest_pallas.budget import option_text
+from pytest_pallas.compat.fuzzing import answering
+from pytest_pallas.draw.covering import current_covering
 from pytest_pallas.draw.sizes import (
     Constraint,
     Learned,
@@ -121,7 +123,24 @@ class DimsPlan:
     @functools.cached_property
     def row(self) -> SearchStrategy[int]:
         """A strategy for the number of a row."""
-        return st.sampled_from(range(len(self.table)))
+        return st.sampled_from(range(max(len(self.table), self.uncapped + 1)))
+
+    @functools.cached_property
+    def largest(self) -> tuple[int, ...]:
+        """The position of the largest size of each pool, which the arrays need not fit."""
+        return tuple(len(pool.sizes) - 1 for pool in self.pools.values())
+
+    @functools.cached_property
+    def uncapped(self) -> int:
+        """The number of the row with the largest sizes: with it, only the caps say the sizes."""
+        return self.table.index(self.largest) if self.largest in self.table else len(self.table)
+
+    @functools.cached_property
+    def kinds(self) -> Mapping[str, Sequence[str]]:
+        """Of each pool, the kinds of its sizes."""
+        return {
+            name: [boundary(size, pool) for size in pool.sizes] for name, pool in self.pools.items()
+        }
 
     @functools.cached_property
     def caps(self) -> Sequence[tuple[int, SearchStrategy[int]]]:
@@ -313,11 +332,7 @@ def draw_dims(draw: DrawFn, plan: DimsPlan) -> dict[str, int]:
     probe = current_probe()
     if probe is not None and any(pool.unsaid for pool in plan.pools.values()):
         return _probed(plan, probe, sizes)
-    number = draw(plan.row)
-    positions = [
-        min(position, draw(cap) - cap_base)
-        for (cap_base, cap), position in zip(plan.caps, plan.table[number], strict=True)
-    ]
+    positions = _planned(draw, plan, sizes) or _positions(draw, plan)
     sizes |= {n: p.sizes[at] for (n, p), at in zip(plan.pools.items(), positions, strict=True)}
     if plan.constrained:
         if not _complete(plan, sizes):
@@ -325,6 +340,48 @@ def draw_dims(draw: DrawFn, plan: DimsPlan) -> dict[str, int]:
     elif _too_large(plan.shapes, sizes, plan.budget):
         _reduce(plan, sizes, first=draw(st.integers(0, len(plan.pools) - 1)) if plan.pools else 0)
     return {name: sizes[name] for name in plan.shapes.variables}
+
+
+def _positions(draw: DrawFn, plan: DimsPlan) -> Sequence[int]:
+    """Draw the position of each pool's size: a row of the table, some capped."""
+    number = draw(plan.row)
+    return _capped(plan, number, [draw(cap) - cap_base for cap_base, cap in plan.caps])
+
+
+def _capped(plan: DimsPlan, number: int, caps: Sequence[int]) -> Sequence[int]:
+    """Return a row's positions, none above its cap."""
+    row = plan.largest if number == plan.uncapped else plan.table[number]
+    return [min(position, cap) for cap, position in zip(caps, row, strict=True)]
+
+
+def _planned(draw: DrawFn, plan: DimsPlan, free: Mapping[str, int]) -> Sequence[int] | None:
+    """Draw the positions that the plan of the example chooses; None if there are none."""
+    covering = current_covering()
+    if covering is None or not plan.pools:
+        return None
+
+    deep = {name: pool.sizes[-1] for name, pool in plan.pools.items() if pool.deep}
+
+    def fits(sizes: Mapping[str, int]) -> bool:
+        every = {**free, **sizes}
+        if sum(sizes[name] == size for name, size in deep.items()) > 1:
+            return False  # one is enough, and large already
+        if plan.constrained:
+            return _complete(plan, every)
+        return not _too_large(plan.shapes, every, plan.budget)
+
+    positions = covering.sizes(plan.pools, plan.kinds, fits, plan.table)
+    if positions is None:
+        return None
+    with answering(plan.uncapped):
+        number = draw(plan.row)
+    caps = list[int]()
+    for (cap_base, cap), position in zip(plan.caps, positions, strict=True):
+        with answering(position):
+            caps.append(draw(cap) - cap_base)
+    drawn = _capped(plan, number, caps)
+    covering.fix_sizes(plan.pools, plan.kinds, drawn)
+    return drawn
 
 
 def _probed(plan: DimsPlan, probe: Probe, drawn: Mapping[str, int]) -> dict[str, int]:

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn, SearchStrategy
 
 from pytest_pallas.draw.arguments import bounded
+from pytest_pallas.draw.covering import kind_of_list
 from pytest_pallas.draw.dtypes import as_dtype, is_int
 from pytest_pallas.draw.sizes import check_int, check_tiles, simplicity
 from pytest_pallas.draw.values import range_of
@@ -93,7 +94,8 @@ def lengths(
     @st.composite
     def drawn(draw: DrawFn) -> Int32s:
         # As many choices for every kind, because hypothesis takes fewer ones for simpler.
-        kind = draw(st.sampled_from(("each", "each", "each", "full", "single", "least")))
+        kinds = ("each", "each", "each", "full", "single", "least")
+        kind = kind_of_list(draw, "lengths", kinds)
         own = [draw(number) for number in numbers]
         single = draw(st.integers(0, count - 1))
         if kind == "each":
@@ -141,7 +143,7 @@ def group_sizes(
     @st.composite
     def drawn(draw: DrawFn) -> Int32s:
         kinds = ("even", "cuts", "cuts", "cuts", "one", *(() if full else ("none",)))
-        kind = draw(st.sampled_from(kinds))
+        kind = kind_of_list(draw, "groups", kinds)
         made = np.zeros(groups, np.int32)
         if kind == "even":
             made[:] = total // groups
@@ -226,7 +228,7 @@ def segment_ids(
     @st.composite
     def row(draw: DrawFn) -> Int32s:
         kinds = ("one", "cuts", "cuts", "cuts", "each", *(() if contiguous else ("scattered",) * 2))
-        kind = draw(st.sampled_from(kinds))
+        kind = kind_of_list(draw, "segments", kinds)
         # Often as many as there may be, since some of them are empty or padding.
         counts = st.integers(1, len(positions)) | st.just(len(positions))
         count = draw(counts) if kind in ("cuts", "scattered") else 1
@@ -280,7 +282,7 @@ def permutations(length: int) -> SearchStrategy[Ints]:
     @st.composite
     def drawn(draw: DrawFn) -> Ints:
         kinds = ("same", "swapped", "reversed", "moved", "shuffled", "shuffled")
-        kind = draw(st.sampled_from(kinds))
+        kind = kind_of_list(draw, "permutations", kinds)
         made = np.arange(length, dtype=np.int32)
         if kind == "swapped":
             one, other = draw(st.integers(0, length - 1)), draw(st.integers(0, length - 1))
@@ -346,7 +348,8 @@ def indices(
     def drawn(draw: DrawFn) -> Ints:
         # The fewer indices, the more draws it takes until every edge was in one of them.
         kinds = ("ascending", *("edges",) * (2 if count > 4 else 8), "descending", "shuffled")
-        kind = draw(st.sampled_from((*kinds, *(() if unique else ("repeated",)))))
+        kinds = (*kinds, *(() if unique else ("repeated",)))
+        kind = kind_of_list(draw, "indices", kinds)
         # As many choices for every kind, because hypothesis takes fewer ones for simpler.
         edge = np.array([draw(number) for number in numbers])
         seed = draw(SEEDS)
@@ -404,7 +407,7 @@ def page_tables(
     def drawn(draw: DrawFn) -> Ints:
         needed = sequences * pages_each
         kinds = ("in order", "permuted", "permuted", "last", "prefix", "one page")
-        kind = draw(st.sampled_from(kinds if shared else kinds[:4]))
+        kind = kind_of_list(draw, "pages", kinds if shared else kinds[:4])
         made = np.arange(needed) % pages
         if kind == "last":  # the end of the cache, in descending order
             made = pages - 1 - made

@@ -24,7 +24,7 @@ from pytest_pallas.checks.golden import Goldens, written_call
 from pytest_pallas.checks.verdict import conclude
 from pytest_pallas.draw.arguments import Arguments, as_arguments
 from pytest_pallas.draw.database import Recorded
-from pytest_pallas.draw.diversity import BASE, choose
+from pytest_pallas.draw.diversity import choose
 from pytest_pallas.errors import CompilerFailedError, GoldenError, facts_of
 from pytest_pallas.pytest_session import Part
 from pytest_pallas.replay.values import call_of, read
@@ -36,6 +36,10 @@ from pytest_pallas.spec import KernelSpec
 if TYPE_CHECKING:
     from pytest_pallas.draw.diversity import ExampleSource
     from pytest_pallas.replay.goldens import Golden
+
+
+#: Number of examples of a check that did not apply to the first ones.
+_FURTHER = 8
 
 
 @dataclass
@@ -203,7 +207,7 @@ def _fuzz_examples(run: CheckRun, what: Fuzz) -> None:
     """Run the usual number of examples."""
     __tracebackhide__ = True
     fuzz(what, seed=run.options.seed, max_examples=run.examples)
-    if not run.result.examples and run.examples < BASE:
+    if not run.result.examples and run.examples < _FURTHER:
         _fuzz_until_one_counts(run, what)
 
 
@@ -211,7 +215,7 @@ def _fuzz_until_one_counts(run: CheckRun, what: Fuzz) -> None:
     """Continue with further examples, if the check did not apply to the first ones."""
     __tracebackhide__ = True
     seed = run.options.seed
-    for number, drawn in enumerate(drawn_calls(what.source, seed, BASE, what.subjects), 1):
+    for number, drawn in enumerate(drawn_calls(what.source, seed, _FURTHER, what.subjects), 1):
         try:
             what.run(drawn)
         except Exception:
