@@ -524,14 +524,18 @@ class _Draw:
         return _Value(result, subtracted=factor * subtracted, exponential=self._count)
 
     def _normalize(self, operand: _Value, total: Any, axes: Sequence[int]) -> None:
-        """Keep the logarithm of the first sum of an exponential, with what was subtracted."""
+        """Keep the logarithm of the first sum of an exponential, with what was subtracted.
+
+        A row in which everything is masked has none.
+        """
         number = operand.exponential
         if number is None or number in self._normalizers or not np.size(operand.array):
             return
         subtracted = np.where(np.isnan(operand.subtracted), -np.inf, operand.subtracted)
         most = np.max(subtracted, tuple(axes), keepdims=True)
         if ((subtracted == most) | np.isneginf(subtracted)).all():
-            self._normalizers[number] = most + np.log(np.reshape(total, most.shape))
+            normalizer = most + np.log(np.reshape(total, most.shape))
+            self._normalizers[number] = np.where(np.isfinite(normalizer), normalizer, 0.0)
 
     def _scaled(self, operands: Sequence[_Value], arrays: Sequence[Any], result: Any) -> _Value:
         """Return a product with an exponential; times ones and zeros, it is still one."""

@@ -198,6 +198,21 @@ def test_the_error_of_a_stored_log_sum_exp_is_that_of_its_row():
     assert found > 0.8e-6 * (50 + np.log(400))
 
 
+def test_a_row_that_is_masked_has_no_error():
+    """Its sum is 0: the logarithm of that is the error of no other row."""
+
+    def softmax(x):
+        s = jnp.where(jnp.arange(3)[:, None] > 0, x, -jnp.inf)
+        most = s.max(1, keepdims=True)
+        e = jnp.exp(s - jnp.where(most == -jnp.inf, 0.0, most))
+        total = e.sum(1, keepdims=True)
+        return (e / jnp.where(total == 0.0, 1.0, total)).T @ jnp.ones((3, 2))
+
+    found = deviation(softmax, LOGITS, wide=1e-6)
+    assert np.isfinite(found).all()
+    assert found.max() > 1e-5
+
+
 def test_a_gradient_has_the_error_of_a_stored_log_sum_exp_before_it_cancels():
     """The gradient of the largest exponent cancels it, as in a softmax that is written by hand."""
     x, ct = np.array([[30.0, 0.0, 1.0]]), np.array([[1.0, 2.0, 3.0]])
