@@ -110,10 +110,15 @@ class PlainWords(TypedDict):
 
 
 class PlainInputs(TypedDict):
-    """Coverage of inputs, as ``checks.inputs`` gives it."""
+    """Coverage of inputs, as ``checks.inputs`` gives it.
+
+    Pairs and triples of choices are counted: those that came together, and those that may.
+    """
 
     shapes: list[str]
     signatures: Count
+    pairs: NotRequired[tuple[Count, Count]]
+    triples: NotRequired[tuple[Count, Count]]
     dtypes: list[str]
     tried: list[PlainWords]
     never: list[PlainWords]

@@ -5,9 +5,12 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import combinations, product
 from typing import Any
 
 import jax
@@ -25,6 +28,9 @@ from pytest_pallas.draw.arguments import (
     without_addresses,
 )
 from pytest_pallas.record import DTYPE, Aspect
+
+#: Combinations are counted if there are at most so many.
+_MOST = 40_000
 
 
 @dataclass(frozen=True)
@@ -104,7 +110,10 @@ def to_json(calls: Sequence[Inputs]) -> dict[str, Any]:
         for aspect, choices in strategy.choices.items()
         for choice in choices
     )
+    pairs, triples = (_together(calls, tuple(strategies), size) for size in (2, 3))
     return {
+        "pairs": pairs,
+        "triples": triples,
         "shapes": list(dict.fromkeys(call.shapes for call in calls if call.shapes)),
         "signatures": len(signatures(calls)),
         "dtypes": sorted({name for call in calls for name in call.dtypes}),
@@ -119,6 +128,41 @@ def to_json(calls: Sequence[Inputs]) -> dict[str, Any]:
             }
         ),
     }
+
+
+def _together(
+    calls: Sequence[Inputs], strategies: tuple[Declared, ...], size: int
+) -> tuple[int, int]:
+    """Count the sets of so many choices that came together, and those that may."""
+    possible = _possible(strategies, size)
+    tried = {
+        frozenset(chosen)
+        for choices in dict.fromkeys(call.choices for call in calls)
+        for chosen in combinations(choices, size)
+    }
+    return len(tried & possible), len(possible)
+
+
+@functools.lru_cache(maxsize=16)
+def _possible(strategies: tuple[Declared, ...], size: int) -> frozenset[frozenset[Any]]:
+    """Return the sets of so many declared choices that no constraint forbids; none if too many."""
+    words: dict[Aspect, dict[str, None]] = {}
+    for strategy in strategies:
+        for aspect, choices in strategy.choices.items():
+            words.setdefault(aspect, {}).update(dict.fromkeys(choices))
+    free = [[(aspect, word) for word in group] for aspect, group in words.items() if len(group) > 1]
+    groups = [*combinations(free, size)]
+    if sum(math.prod(map(len, group)) for group in groups) > _MOST:
+        return frozenset()
+    impossible = frozenset[Any]().union(*(strategy.impossible for strategy in strategies))
+    every = (frozenset(chosen) for group in groups for chosen in product(*group))
+    if not impossible:
+        return frozenset(every)
+    return frozenset(
+        chosen
+        for chosen in every
+        if not any(frozenset(pair) in impossible for pair in combinations(chosen, 2))
+    )
 
 
 def _grouped(pairs: Iterator[tuple[Aspect, str]]) -> dict[Aspect, dict[str, None]]:

@@ -24,7 +24,7 @@ from hypothesis.strategies import DrawFn, SearchStrategy
 
 from pytest_pallas.budget import check_bytes, limited, max_bytes
 from pytest_pallas.draw.covering import MOST, alternatives, choose
-from pytest_pallas.draw.dims import DimsPlan, boundaries
+from pytest_pallas.draw.dims import DimsPlan, boundaries, impossible_pairs
 from pytest_pallas.draw.dtypes import as_dtype
 from pytest_pallas.draw.sizes import exceeding
 from pytest_pallas.errors import DrawTooLargeError, SpecError
@@ -367,6 +367,7 @@ class Declared:
       kinds: for each dim with a pool the kind of boundary of each size.
       tiles: for each dim with sizes around tiles, the tiles.
       deep: for each dim with a size for the buffers of the kernel, that size.
+      impossible: pairs of choices that constraints or the budget forbid.
       keyword_kinds: for each option or tuning parameter the kinds of its values; see
         ``keyword_kind``.
     """
@@ -375,6 +376,7 @@ class Declared:
     kinds: Mapping[str, Mapping[int, str]] = field(default_factory=dict[str, Mapping[int, str]])
     tiles: Mapping[str, tuple[int, ...]] = field(default_factory=dict[str, tuple[int, ...]])
     deep: Mapping[str, int] = field(default_factory=dict[str, int])
+    impossible: frozenset[frozenset[tuple[Aspect, str]]] = frozenset()
     keyword_kinds: Mapping[Aspect, frozenset[str]] = field(
         default_factory=dict[Aspect, frozenset[str]]
     )
@@ -406,15 +408,21 @@ def declare_arrays(
     kinds: dict[str, dict[int, str]] = {}
     tiles: dict[str, tuple[int, ...]] = {}
     deep: dict[str, int] = {}
+    forbidden: list[frozenset[frozenset[tuple[str, str]]]] = []
     for sizes in sorted(itemsizes):  # from the smallest, which allow the largest dims
         made = plan(sizes)
         tiles.update((name, pool.tiles) for name, pool in made.pools.items() if pool.tiles)
         deep.update((name, pool.sizes[-1]) for name, pool in made.pools.items() if pool.deep)
+        forbidden.append(impossible_pairs(made))
         for name, kind_of in boundaries(made).items():
             kinds.setdefault(name, {}).update(kind_of)
     for name, kind_of in kinds.items():
         by_aspect[Aspect("dim", name)] = tuple(dict.fromkeys(kind_of.values()))
-    return Declared(by_aspect, kinds, tiles, deep)
+    impossible = frozenset(
+        frozenset((Aspect("dim", name), kind) for name, kind in pair)
+        for pair in frozenset.intersection(*forbidden)
+    )
+    return Declared(by_aspect, kinds, tiles, deep, impossible)
 
 
 def declare_keywords(

@@ -13,11 +13,11 @@ import functools
 import math
 import random
 import sys
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
-from itertools import combinations, count, islice, permutations
+from itertools import chain, combinations, count, islice, permutations, product
 from typing import Any
 
 from hypothesis import reject
@@ -280,6 +280,49 @@ def boundaries(plan: DimsPlan) -> dict[str, dict[int, str]]:
     return kinds
 
 
+#: So many rows of sizes are looked at to find which kinds of sizes never come together.
+_COMPARED = 4000
+
+
+def impossible_pairs(plan: DimsPlan) -> frozenset[frozenset[tuple[str, str]]]:
+    """Return the pairs of kinds of sizes that constraints and budget forbid, by dim.
+
+    Where there are too many sizes to try all, those are meant that no row of the table has and none
+    of many random rows.
+    """
+    pools = plan.pools
+    if len(pools) < 2:
+        return frozenset()
+    positions = [range(len(pool.sizes)) for pool in pools.values()]
+    rows: Iterable[Sequence[int]] = product(*positions)
+    if math.prod(map(len, positions)) > _COMPARED:
+        chance = random.Random(0)
+        rows = chain(plan.table, ([chance.choice(p) for p in positions] for _ in range(_COMPARED)))
+    possible = set[frozenset[tuple[str, str]]]()
+    for row in rows:
+        sizes = {name: pool.sizes[at] for (name, pool), at in zip(pools.items(), row, strict=True)}
+        kinds = [(name, plan.kinds[name][at]) for name, at in zip(pools, row, strict=True)]
+        pairs = {frozenset(pair) for pair in combinations(kinds, 2)}
+        if pairs - possible and _fits(plan, {**dict.fromkeys(plan.free, 1), **sizes}):
+            possible |= pairs
+    every = {
+        frozenset({(one, kind), (other, another)})
+        for one, other in combinations(pools, 2)
+        for kind, another in product(plan.kinds[one], plan.kinds[other])
+    }
+    return frozenset(every - possible)
+
+
+def _fits(plan: DimsPlan, sizes: dict[str, int]) -> bool:
+    """Return whether a plan may draw sizes: at most one dim has a size for all buffers."""
+    deep = [name for name, pool in plan.pools.items() if pool.deep]
+    if sum(sizes[name] == plan.pools[name].sizes[-1] for name in deep) > 1:
+        return False  # one is enough, and large already
+    if plan.constrained:
+        return _complete(plan, sizes)
+    return not _too_large(plan.shapes, sizes, plan.budget)
+
+
 def _differences(shapes: ShapeSpec, unequal: bool | Sequence[str]) -> list[Constraint]:
     """Return the constraints that ``unequal`` stands for."""
     names = shapes.names if unequal is True else tuple(unequal or ())
@@ -360,15 +403,8 @@ def _planned(draw: DrawFn, plan: DimsPlan, free: Mapping[str, int]) -> Sequence[
     if covering is None or not plan.pools:
         return None
 
-    deep = {name: pool.sizes[-1] for name, pool in plan.pools.items() if pool.deep}
-
     def fits(sizes: Mapping[str, int]) -> bool:
-        every = {**free, **sizes}
-        if sum(sizes[name] == size for name, size in deep.items()) > 1:
-            return False  # one is enough, and large already
-        if plan.constrained:
-            return _complete(plan, every)
-        return not _too_large(plan.shapes, every, plan.budget)
+        return _fits(plan, {**free, **sizes})
 
     positions = covering.sizes(plan.pools, plan.kinds, fits, plan.table)
     if positions is None:

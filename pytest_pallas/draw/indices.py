@@ -91,19 +91,29 @@ def lengths(
         edges(min_length, max_length, tiles, position=position) for position in range(count)
     )
 
+    kinds = ["each", "ascending", "descending", "full", "single", "least"]
+    if count > 1 and min_length == 0:
+        kinds += ["empty first", "empty last", *(["empty within"] if count > 2 else [])]
+
     @st.composite
     def drawn(draw: DrawFn) -> Int32s:
         # As many choices for every kind, because hypothesis takes fewer ones for simpler.
-        kinds = ("each", "each", "each", "full", "single", "least")
         kind = kind_of_list(draw, "lengths", kinds)
-        own = [draw(number) for number in numbers]
+        own = np.array([draw(number) for number in numbers], np.int32)
         single = draw(st.integers(0, count - 1))
-        if kind == "each":
-            return np.array(own, np.int32)
-        made = np.full(count, max_length if kind == "full" else min_length, np.int32)
-        if kind == "single":
-            made[single] = own[single]
-        return made
+        if kind in ("full", "least", "single"):
+            made = np.full(count, max_length if kind == "full" else min_length, np.int32)
+            made[single] = own[single] if kind == "single" else made[single]
+            return made
+        if kind != "each":
+            own = _different(own - min_length, max_length - min_length + 1) + min_length
+        if kind in ("ascending", "descending"):
+            return np.sort(own) if kind == "ascending" else np.sort(own)[::-1].copy()
+        if kind.startswith("empty"):
+            empty = {"empty first": 0, "empty within": count // 2, "empty last": count - 1}[kind]
+            own[own == 0] = max_length
+            own[empty] = 0
+        return own
 
     return bounded("lengths", (count,), drawn())
 
@@ -142,7 +152,7 @@ def group_sizes(
 
     @st.composite
     def drawn(draw: DrawFn) -> Int32s:
-        kinds = ("even", "cuts", "cuts", "cuts", "one", *(() if full else ("none",)))
+        kinds = ("even", "cuts", "empty first", "empty last", "one", *(() if full else ("none",)))
         kind = kind_of_list(draw, "groups", kinds)
         made = np.zeros(groups, np.int32)
         if kind == "even":
@@ -150,9 +160,11 @@ def group_sizes(
             made[: total % groups] += 1
         if kind == "one":
             made[draw(st.integers(0, groups - 1))] = total
-        if kind == "cuts":
-            ends = sorted(draw(position) for position in cuts)
-            made[:] = np.diff([0, *ends, *([total] if full else [])])
+        if kind in ("cuts", "empty first", "empty last"):
+            ends = [0, *sorted(draw(position) for position in cuts), *([total] if full else [])]
+            if groups > 1 and kind != "cuts":
+                ends[1 if kind == "empty first" else -2] = ends[0 if kind == "empty first" else -1]
+            made[:] = np.diff(ends)
         return made
 
     return bounded("group_sizes", (groups,), drawn())
@@ -426,9 +438,12 @@ def page_tables(
 
 
 def _different(made: Ints, size: int) -> Ints:
-    """Replace each number that appeared before by the next free one, modulo ``size``."""
+    """Replace each number that appeared before by the next free one, modulo ``size``.
+
+    If there are fewer numbers than places, those that are left repeat some.
+    """
     taken: set[int] = set()
-    for number in made.tolist():
+    for number in made[:size].tolist():
         while number in taken:
             number = (number + 1) % size
         taken.add(number)

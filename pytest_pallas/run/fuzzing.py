@@ -414,7 +414,9 @@ def _test(
         __tracebackhide__ = True
         run_shared(example, drawn)
 
-    test = hypothesis.given(drawn=what.source.strategy if strategy is None else strategy)(run_example)
+    test = hypothesis.given(drawn=what.source.strategy if strategy is None else strategy)(
+        run_example
+    )
     if seed is not None:
         test = hypothesis.seed(seed)(test)  # which sets the database to None, until settings follow
     test = hypothesis.settings(
