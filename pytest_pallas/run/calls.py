@@ -57,6 +57,7 @@ from pytest_pallas.run.backends import (
     on_claimed_chips,
     on_its_platform,
     on_mesh,
+    with_named,
 )
 from pytest_pallas.run.check_run import (
     CheckRun,
@@ -636,6 +637,7 @@ def _check_spec(
     with _tracing_first(session, spec.name, backend):
         spec = on_its_platform(session, spec)
     backend = _claimed(session, spec, backend)
+    spec = with_named(spec, backend, names or session.options_for(session.item).checks)
     meshes = _meshes(session, spec, backend, mesh)
     if arguments is not None and len(meshes) > 1:
         several = " or ".join(f"mesh={dict(sizes)}" for sizes, _ in meshes)
