@@ -27,6 +27,7 @@ from pytest_pallas.draw.arguments import (
     extents,
     keyword_word,
     mark_drawn,
+    mesh_aspects,
 )
 from pytest_pallas.errors import SpecError
 from pytest_pallas.record import Aspect
@@ -43,8 +44,8 @@ _IDLE = 24
 
 #: Weight of a new value, by the role of its aspect (see ``draw.arguments.Declared``): there are few
 #: options and dtypes, and bugs hide in their combinations. A new kind of boundary counts more than
-#: a new size of the same kind.
-_WORTH = {"option": 4.0, "tuning": 2.0, "dtype": 3.0, "values": 2.0, "dim": 2.0}
+#: a new size of the same kind, and a new number of devices more than all else.
+_WORTH = {"option": 4.0, "tuning": 2.0, "dtype": 3.0, "values": 2.0, "dim": 2.0, "mesh": 64.0}
 _SIZE, _OTHER = 0.1, 1.0
 
 #: Number of selections of ``BASE`` examples to compare, and the limit on exchange rounds in each;
@@ -74,6 +75,10 @@ type Subjects = Callable[[Any], Collection[Hashable]]
 Features = Mapping[Any, float]
 
 
+#: The axes of the drawn mesh of each draw, with the words of their sizes.
+type Devices = Mapping[str, frozenset[Any]]
+
+
 @dataclass(frozen=True)
 class DrawPool:
     """The draws of one seed.
@@ -83,6 +88,7 @@ class DrawPool:
       values: the draws, of which large ones may be missing.
       size: the number of draws allowed.
       extents: how each draw exceeds its tiles; see ``draw.arguments.extents``.
+      devices: the drawn mesh of each draw, as ``draw.arguments.mesh_aspects`` gives it.
       tiled: whether the sizes of a dim are chosen around tiles.
       base: by number of examples, the most diverse selection.
     """
@@ -91,6 +97,7 @@ class DrawPool:
     values: Mapping[str, Any]
     size: int
     extents: Mapping[str, frozenset[str]]
+    devices: Devices
     tiled: bool
     base: dict[int, list[str]] = field(default_factory=dict[int, list[str]])
 
@@ -135,7 +142,8 @@ class ExampleSource:
         count = min(max(examples, BASE), len(pool.features))
         if count not in pool.base:
             pool.base[count] = _most_varied(pool.features, count)
-        chosen = _extended(_first(pool.features, pool.base[count], examples), pool.extents)
+        chosen = _first(pool.features, pool.base[count], examples, pool.devices)
+        chosen = _extended(chosen, pool.extents, pool.devices)
         values = dict(pool.values)
         if not values.keys() >= set(chosen):
             _draw(self.strategy, seed, pool.size, values.setdefault)
@@ -143,13 +151,18 @@ class ExampleSource:
             order = dict.fromkeys([*chosen, *pool.base[count], *pool.features])
             kept = [name for name in order if name in values]
             parts = {name: frozenset(subjects(values[name])) for name in kept}
-            chosen = _most_parts(parts, examples) or chosen
+            chosen = _most_parts(parts, examples, pool.devices) or chosen
         return {name: values[name] for name in chosen}
 
 
-def shared(sources: dict[Any, ExampleSource], key: Hashable, strategy: Any) -> ExampleSource:
-    """Return the source of a spec that its earlier checks used; only the last few are kept."""
-    source = sources.pop(key, None) or ExampleSource(strategy)
+def shared(
+    sources: dict[Any, ExampleSource], key: Hashable, make: Callable[[], Any]
+) -> ExampleSource:
+    """Return the source of a spec that its earlier checks used; only the last few are kept.
+
+    ``make`` makes its strategy.
+    """
+    source = sources.pop(key, None) or ExampleSource(make())
     sources[key] = source
     while len(sources) > SOURCES:
         del sources[next(iter(sources))]
@@ -165,6 +178,7 @@ def _pool(strategy: Any, seed: int, size: int) -> DrawPool:
     """Draw, and keep the small draws."""
     features: dict[str, Features] = {}
     values: dict[str, Any] = {}
+    devices: dict[str, frozenset[Any]] = {}
     beyond: dict[str, frozenset[str]] = {}
     tiled = False
     kept = 0
@@ -174,6 +188,7 @@ def _pool(strategy: Any, seed: int, size: int) -> DrawPool:
         if name in features:
             return
         features[name] = dict(_features(drawn))
+        devices[name] = frozenset(mesh_aspects(drawn))
         if _declared(drawn).tiles:
             tiled, beyond[name] = True, extents(drawn)
         kept += sum(getattr(leaf, "nbytes", 0) for leaf in jax.tree.leaves(_args(drawn)))
@@ -181,7 +196,7 @@ def _pool(strategy: Any, seed: int, size: int) -> DrawPool:
             values[name] = drawn
 
     _draw(strategy, seed, size, add)
-    return DrawPool(features, values, size, beyond, tiled)
+    return DrawPool(features, values, size, beyond, devices, tiled)
 
 
 class _StopDrawing(BaseException):
@@ -250,18 +265,32 @@ def _args(drawn: Any) -> Any:
     return tuple(drawn) if isinstance(drawn, Drawn) else getattr(drawn, "args", drawn)
 
 
-def _first(drawn: Mapping[str, Features], base: Sequence[str], examples: int) -> list[str]:
+def _first(
+    drawn: Mapping[str, Features], base: Sequence[str], examples: int, devices: Devices
+) -> list[str]:
     """So many of the base; of half of it or more, the last one adds a missing feature."""
     chosen = _greedy({name: drawn[name] for name in base}, min(examples, len(base)))
     if len(base) <= 2 * len(chosen) < 2 * len(base):
         seen = {feature for name in base for feature in drawn[name]}
         other = max(drawn, key=lambda name: _gain(drawn[name], seen))
         if _gain(drawn[other], seen) >= _OTHER:  # a new size is not worth a compilation
-            chosen[-1] = other
+            chosen = _with_last(chosen, other, devices)
     return chosen
 
 
-def _extended(chosen: list[str], beyond: Mapping[str, frozenset[str]]) -> list[str]:
+def _with_last(chosen: list[str], name: str, devices: Devices) -> list[str]:
+    """Replace the last example without which each number of devices is still there, if any."""
+    needed = frozenset[Any]().union(*(devices[one] for one in chosen))
+    for position in reversed(range(len(chosen))):
+        rest = [*chosen[:position], *chosen[position + 1 :], name]
+        if needed <= frozenset[Any]().union(*(devices[one] for one in rest)):
+            return rest
+    return chosen
+
+
+def _extended(
+    chosen: list[str], beyond: Mapping[str, frozenset[str]], devices: Devices
+) -> list[str]:
     """Replace the last of the selected examples by one with several tiles, if no other has several.
 
     Kernels fail at the second block and at the edge of the last one, along every axis at once. A
@@ -271,19 +300,23 @@ def _extended(chosen: list[str], beyond: Mapping[str, frozenset[str]]) -> list[s
     further = max(beyond, key=lambda name: len(beyond[name] - met), default="")
     if len(chosen) < _FEW or not further or beyond[further] <= met:
         return chosen
-    return [*chosen[:-1], further]
+    return _with_last(chosen, further, devices)
 
 
-def _most_parts(parts: Mapping[str, frozenset[Any]], examples: int) -> list[str]:
-    """Return the examples with the most parts of the check, in the given order if all are equal."""
+def _most_parts(parts: Mapping[str, frozenset[Any]], examples: int, devices: Devices) -> list[str]:
+    """Return the examples with the most numbers of devices, and the most parts of the check.
+
+    They are in the given order if all are equal.
+    """
     left = [name for name in parts if parts[name]]
     chosen: list[str] = []
-    seen = frozenset[Any]()
+    seen, met = frozenset[Any](), frozenset[Any]()
     while left and len(chosen) < examples:
-        best = max(left, key=lambda name: len(parts[name] - seen))
+        best = max(left, key=lambda name: (len(devices[name] - met), len(parts[name] - seen)))
         left.remove(best)
         chosen.append(best)
         seen |= parts[best]
+        met |= devices[best]
     return chosen
 
 

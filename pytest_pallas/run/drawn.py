@@ -28,7 +28,13 @@ from pytest_pallas.draw.diversity import BASE, choose
 from pytest_pallas.errors import CompilerFailedError, GoldenError, facts_of
 from pytest_pallas.pytest_session import Part
 from pytest_pallas.replay.values import call_of, read
-from pytest_pallas.run.check_run import CheckRun, diagnosed, run_example, subjects_of
+from pytest_pallas.run.check_run import (
+    CheckRun,
+    diagnosed,
+    replayed_call,
+    run_example,
+    subjects_of,
+)
 from pytest_pallas.run.fuzzing import Fuzz, drawn_calls, fuzz, of_all, replay
 from pytest_pallas.run.rounds import RoundOutcome, fuzz_for, rounds_to_json, run_rounds
 from pytest_pallas.spec import KernelSpec
@@ -183,7 +189,7 @@ def _fuzz(
     )
     goldens = session.goldens
     if session.replayed is not None:
-        run_example(run, Arguments(*session.replayed.call))
+        run_example(run, replayed_call(run, session.replayed))
     elif options.replay.blob:
         replay(what, options.replay.blob)
     elif goldens is not None and goldens.mode == "replay":
@@ -227,9 +233,14 @@ def _fuzz_until_one_counts(run: CheckRun, what: Fuzz) -> None:
 def calls_to_compile(run: CheckRun) -> Iterator[tuple[Any, bool]]:
     """Yield the calls that an item compiles, and whether they are typical."""
     typical: Any = run.spec.typical if run.spec else ()
-    calls = cast("Sequence[Any]", typical(run.mesh) if callable(typical) else typical)
-    for call in calls:
-        yield as_arguments(call), True
+    mesh = run.mesh
+    if run.meshes:  # the largest with four devices or fewer
+        mesh = max((mesh for mesh, _ in run.meshes), key=lambda mesh: (mesh.size <= 4, mesh.size))
+    for call in cast("Sequence[Any]", typical(mesh) if callable(typical) else typical):
+        arguments = as_arguments(call)
+        if run.meshes:
+            arguments = dataclasses.replace(arguments, mesh=dict(mesh.shape))
+        yield arguments, True
     for arguments in _drawn(run):
         yield arguments, False
 
@@ -271,22 +282,23 @@ def replay_goldens(run: CheckRun, goldens: Goldens, source: ExampleSource) -> st
       PallasError: an output is wrong, or differs from a golden.
     """
     __tracebackhide__ = True
-    kept_goldens = goldens.of(run.name, run.check.name, run.sizes)
+    meshes = [dict(mesh.shape) for mesh, _ in run.meshes] or [run.sizes]
+    kept_goldens = [one for sizes in meshes for one in goldens.of(run.name, run.check.name, sizes)]
     if not kept_goldens:
         return "the folder has no golden of it"
 
     subjects = subjects_of(run)
 
     @functools.cache
-    def drawn(seed: int, examples: int) -> dict[str, Arguments]:
+    def drawn(seed: int, examples: int) -> dict[tuple[str, str], Arguments]:
         calls = (as_arguments(call) for call in drawn_calls(source, seed, examples, subjects))
-        return {written_call(call).digest: call for call in calls}
+        return {(written_call(call).digest, str(dict(call.mesh))): call for call in calls}
 
     for golden in kept_goldens:
         kept = golden.call
         if kept.complete:
             run_example(run, _kept(goldens, golden))
-        elif call := drawn(kept.seed, kept.examples).get(kept.digest):
+        elif call := drawn(kept.seed, kept.examples).get((kept.digest, str(dict(golden.mesh)))):
             run_example(run, call)
         else:
             run.result.goldens["lost"] += 1
@@ -305,9 +317,10 @@ def _kept(goldens: Goldens, golden: Golden) -> Arguments:
       GoldenError: it is damaged.
     """
     try:
-        call = Arguments(*call_of(read(golden.call.plain, goldens.store.inputs(golden))))
+        plain = call_of(read(golden.call.plain, goldens.store.inputs(golden)))
     except GoldenError as error:
         raise GoldenError(f"{golden}: {error}; record again") from None
+    call = Arguments(*plain, mesh=golden.mesh)
     if written_call(call).digest != golden.call.digest:
         raise GoldenError(f"{golden}: the call in the file was changed; record again")
     return call
