@@ -18,9 +18,10 @@ from pytest_pallas.backends.tracing import kernels_of
 from pytest_pallas.draw.arguments import Arguments, on_meshes
 from pytest_pallas.draw.arrays import draw_once
 from pytest_pallas.draw.dims import around, probing
-from pytest_pallas.errors import SpecError, TooFewDevicesError
+from pytest_pallas.draw.signatures import inputs_on_meshes
+from pytest_pallas.errors import TooFewDevicesError
 from pytest_pallas.grid.kernel_calls import KernelCall, buffers_of, is_for_gpus, tiles_of
-from pytest_pallas.meshes import MeshAxes, fixed_sizes, is_drawn, sizes_of
+from pytest_pallas.meshes import MeshAxes, fixed_sizes, is_drawn
 from pytest_pallas.session import Session, SpecFacts
 from pytest_pallas.spec import ExpectedFailure, KernelSpec
 
@@ -104,7 +105,12 @@ def mesh_on(backend: Backend, sizes: Mapping[str, int]) -> Mesh:
     """
     from pytest_pallas.backends.devices import make_mesh
 
-    return make_mesh(sizes, backend.platform if backend.kind == "hardware" else "cpu")
+    return make_mesh(sizes, _platform(backend))
+
+
+def _platform(backend: Backend) -> str:
+    """Return the platform of a backend's devices; that of simulated ones is the CPU."""
+    return backend.platform if backend.kind == "hardware" else "cpu"
 
 
 def mesh_or_skip(session: Session, backend: Backend, sizes: Mapping[str, int]) -> Mesh:
@@ -360,38 +366,10 @@ def run_on(
 def inputs_on(
     session: Session, backend: Backend, spec: KernelSpec, axes: MeshAxes
 ) -> Sequence[tuple[Mesh, Any]]:
-    """Return the meshes that a spec draws on a backend, each with the strategy of its calls.
-
-    Those of too many devices are left out, and those for which the inputs raise ``SpecError``, or
-    draw nothing.
-
-    Raises:
-      TooFewDevicesError: there are fewer devices than the smallest mesh has.
-      SpecError: of the inputs for the smallest mesh, if there are none for any.
-    """
-    key = (spec.file, spec.name, label(backend), *axes.items())
+    """Return the meshes that a spec draws on a backend: ``inputs_on_meshes``, once."""
+    key = (spec.file, spec.name, _platform(backend), *axes.items())
     if key not in session.meshes:
-        refused: list[SpecError] = []
-        pairs: list[tuple[Mesh, Any]] = []
-        smallest, *larger = sizes_of(axes)
-        meshes = [mesh_on(backend, smallest)]
-        with contextlib.suppress(TooFewDevicesError):
-            meshes += (mesh_on(backend, sizes) for sizes in larger)
-        for mesh in meshes:
-            try:
-                strategy: Any = spec.inputs(mesh)  # pyright: ignore[reportCallIssue, reportUnknownVariableType]
-            except SpecError as error:
-                refused.append(error)
-                continue
-            if not getattr(strategy, "is_empty", False):
-                pairs.append((mesh, strategy))
-        if not pairs:
-            raise (
-                refused[0]
-                if refused
-                else SpecError(f"{spec.name}: its inputs draw nothing for any mesh of {dict(axes)}")
-            )
-        session.meshes[key] = pairs
+        session.meshes[key] = inputs_on_meshes(spec, axes, _platform(backend))
     return session.meshes[key]
 
 

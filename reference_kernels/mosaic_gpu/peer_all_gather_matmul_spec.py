@@ -49,7 +49,7 @@ SPEC = KernelSpec(
     kernel={"gpu": peer_all_gather_matmul_on_mesh},
     reference=reference,
     inputs=_inputs,
-    meshes=({"x": 1}, {"x": 2}, {"x": 2, "y": 2}),
+    meshes=({"x": 1}, "x", "x y"),
     backends=WGMMA,  # wgmma
     exact=True,
     relations=(Linear(0), Linear(1), Permuted({0: 2, 1: 1}), Permuted({1: 2}, output=2)),

@@ -49,7 +49,7 @@ SPEC = KernelSpec(
     kernel={"gpu": peer_all_reduce_on_mesh},
     reference=reference,
     inputs=_inputs,
-    meshes=({"x": 1}, {"x": 2}, {"x": 2, "y": 2}),
+    meshes=({"x": 1}, "x", "x y"),
     backends=TMA if _gpu.has(_NEW) else (),
     exact=True,
     relations=(Linear(0), Permuted({0: 2}, output=-1, exact=True)),
