@@ -109,9 +109,9 @@ def test_large_draws_are_not_kept(monkeypatch):
 
 def test_sources_of_the_last_specs_are_kept():
     sources = {}
-    made = [diversity.shared(sources, key, pst.arrays("m")) for key in range(4)]
+    made = [diversity.shared(sources, key, lambda: pst.arrays("m")) for key in range(4)]
     assert list(sources) == [1, 2, 3]
-    assert diversity.shared(sources, 2, None) is made[2]
+    assert diversity.shared(sources, 2, lambda: None) is made[2]
     assert list(sources) == [1, 3, 2]
 
 
