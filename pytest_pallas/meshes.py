@@ -11,7 +11,7 @@ from typing import Any
 #: two are on three; 6 is no power of two. They are also those of a whole mesh of such axes.
 DEVICES = (2, 3, 4, 6, 8)
 
-#: Of these numbers, those of which one is enough, and the word for both.
+#: Of these numbers, those of which one is enough, with the word for both.
 _LARGE = {6: "6 or 8", 8: "6 or 8"}
 
 #: What a spec may say: the names of axes, or the size or the sizes of each.
@@ -87,11 +87,16 @@ def words_of(axes: MeshAxes, meshes: Sequence[Mapping[str, int]]) -> dict[str, d
     """Return for each axis the word of each size that meshes have: ``3``, ``6 or 8``."""
     return {
         name: {
-            mesh[name]: (_LARGE if sizes == DEVICES else {}).get(mesh[name], str(mesh[name]))
+            mesh[name]: (_LARGE if _are_usual(sizes) else {}).get(mesh[name], str(mesh[name]))
             for mesh in meshes
         }
         for name, sizes in axes.items()
     }
+
+
+def _are_usual(sizes: int | tuple[int, ...]) -> bool:
+    """Return whether these are ``DEVICES``, with or without 1."""
+    return isinstance(sizes, tuple) and tuple(size for size in sizes if size > 1) == DEVICES
 
 
 def examples_for(axes: MeshAxes, meshes: Sequence[Mapping[str, int]]) -> int:

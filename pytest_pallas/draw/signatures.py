@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import enum
 import functools
 import inspect
@@ -101,28 +100,26 @@ def inputs_on_meshes(
       platform: of the devices; ``"cpu"`` for simulated ones.
 
     Raises:
-      TooFewDevicesError: there are fewer devices than the smallest mesh has.
-      SpecError: of the inputs for the smallest mesh, if there are none for any.
+      TooFewDevicesError, SpecError: why there is none, of the smallest mesh.
     """
     from pytest_pallas.backends.devices import make_mesh  # which starts JAX
 
-    smallest, *larger = sizes_of(axes)
-    meshes = [make_mesh(smallest, platform)]
-    with contextlib.suppress(TooFewDevicesError):
-        meshes += (make_mesh(sizes, platform) for sizes in larger)
-    refused = SpecError(f"{spec.name}: its inputs draw nothing for any mesh of {dict(axes)}")
+    refused: list[Exception] = []
     inputs: list[tuple[Mesh, Any]] = []
-    for mesh in reversed(meshes):
+    for sizes in sizes_of(axes):
         try:
+            mesh = make_mesh(sizes, platform)
             strategy = spec.inputs(mesh)
-        except SpecError as error:
-            refused = error
+        except (TooFewDevicesError, SpecError) as error:
+            refused.append(error)
             continue
         if not getattr(strategy, "is_empty", False):
             inputs.append((mesh, strategy))
-    if not inputs:
-        raise refused
-    return inputs[::-1]
+    if inputs:
+        return inputs
+    if refused:
+        raise refused[0]
+    raise SpecError(f"{spec.name}: its inputs draw nothing for any mesh of {dict(axes)}")
 
 
 def _calls(name: str, inputs: Any) -> SearchStrategy[Arguments]:

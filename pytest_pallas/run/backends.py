@@ -351,7 +351,7 @@ def run_on(
 
     Raises:
       TooFewDevicesError: there are fewer devices than the smallest mesh has.
-      SpecError: as ``inputs_on``.
+      SpecError: there are no inputs for any of the meshes.
     """
     try:
         if is_drawn(axes):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
@@ -35,7 +36,7 @@ from pytest_pallas.draw.arguments import Arguments, as_arguments
 from pytest_pallas.errors import NotApplicableError, facts_of
 from pytest_pallas.grid.kernel_calls import on_two_devices
 from pytest_pallas.judge.tolerance import Tolerance, as_tolerance
-from pytest_pallas.meshes import MeshAxes, examples_for, fixed_sizes, place_of
+from pytest_pallas.meshes import MeshAxes, examples_for, fixed_sizes, place_of, sizes_of
 from pytest_pallas.options import Options
 from pytest_pallas.record import Note
 from pytest_pallas.run.backends import adapted, others_of
@@ -339,8 +340,9 @@ def run_example(
             )
         return None
     kernels = check_result.outcome.kernels if check_result.outcome else ()
-    if counts and run.check.base and (text := on_two_devices(kernels)) is not None:
-        result.add_note(Note(text, "run"))
+    if counts and run.check.base and not _has_more_devices(run):
+        if (text := on_two_devices(kernels)) is not None:
+            result.add_note(Note(text, "run"))
     for check in _late_checks(run, check_result) if counts else ():
         text = (
             f"ran {check.name}, too: it applies to this example, and to none that was traced at "
@@ -350,6 +352,12 @@ def run_example(
         with suppress(NotApplicableError):
             run_check(check, context, run.name)
     return check_result
+
+
+def _has_more_devices(run: CheckRun) -> bool:
+    """Return whether the spec of a run has a mesh of three devices or more."""
+    axes = () if run.spec is None else run.spec.mesh_axes
+    return any(math.prod(sizes.values()) > 2 for one in axes for sizes in sizes_of(one))
 
 
 def _late_checks(run: CheckRun, check_result: CheckResult) -> Iterator[Check]:
