@@ -340,9 +340,9 @@ def run_example(
             )
         return None
     kernels = check_result.outcome.kernels if check_result.outcome else ()
-    if counts and run.check.base and not _has_more_devices(run):
-        if (text := on_two_devices(kernels)) is not None:
-            result.add_note(Note(text, "run"))
+    text = on_two_devices(kernels) if counts and run.check.base else None
+    if text is not None and not _has_more_devices(run):
+        result.add_note(Note(text, "run"))
     for check in _late_checks(run, check_result) if counts else ():
         text = (
             f"ran {check.name}, too: it applies to this example, and to none that was traced at "
