@@ -144,7 +144,7 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=1, help="seed of the first round")
     asked = parser.parse_args(words)
     from pytest_pallas.backends.devices import make_mesh
-    from pytest_pallas.meshes import sizes_of
+    from pytest_pallas.draw.meshes import sizes_of
 
     rows: dict[str, Row] = {}
     told: list[str] = []

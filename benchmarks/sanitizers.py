@@ -56,7 +56,7 @@ def measured(spec: Any) -> dict[str, float]:
     from pytest_pallas.checks import declared_sanitizers
     from pytest_pallas.checks.context import CheckContext, call
     from pytest_pallas.checks.schedule import Runs
-    from pytest_pallas.meshes import sizes_of
+    from pytest_pallas.draw.meshes import sizes_of
 
     kernel, reference, inputs = spec.kernel_for("tpu"), spec.reference, spec.inputs
     devices = 1

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pallas_sim.errors import OptionError
-from pytest_pallas.meshes import DEVICES
+from pytest_pallas.draw.meshes import DEVICES
 
 if TYPE_CHECKING:
     from pytest_pallas.scaffold_guess import Guess

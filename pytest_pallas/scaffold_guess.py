@@ -38,9 +38,9 @@ from pytest_pallas.backends.execution import brief
 from pytest_pallas.backends.protocol import Call
 from pytest_pallas.backends.tracing import abstract, jitted
 from pytest_pallas.checks.cross import accepted
+from pytest_pallas.draw.meshes import DEVICES, MeshAxes
 from pytest_pallas.grid.analysis import analyze_jaxpr
 from pytest_pallas.grid.kernel_calls import KernelCall, kernel_calls
-from pytest_pallas.meshes import DEVICES, MeshAxes
 from pytest_pallas.scaffold_read import (
     MESH_SIZE,
     ArrayParameter,

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 
 from pallas_sim.chips import DEFAULT_TARGETS, Label
 from pallas_sim.errors import OptionError
+from pytest_pallas.draw.meshes import Axes, MeshAxes, mesh_axes, problem_with_meshes
 from pytest_pallas.errors import SpecError
-from pytest_pallas.meshes import Axes, MeshAxes, mesh_axes, problem_with_meshes
 
 if TYPE_CHECKING:
     import numpy as np

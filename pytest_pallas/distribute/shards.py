@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pallas_sim.errors import OptionError
-from pytest_pallas.meshes import sizes_of
+from pytest_pallas.draw.meshes import sizes_of
 from pytest_pallas.options import place_of
 from pytest_pallas.pytest_session import PytestSession, current, variant_of
 from pytest_pallas.results import read_results

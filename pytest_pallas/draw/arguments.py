@@ -26,8 +26,8 @@ from pytest_pallas.budget import check_bytes, limited, max_bytes
 from pytest_pallas.compat.fuzzing import sampled_elements
 from pytest_pallas.draw.dims import DimsPlan, boundaries
 from pytest_pallas.draw.dtypes import as_dtype
+from pytest_pallas.draw.meshes import MeshAxes, words_of
 from pytest_pallas.errors import DrawTooLargeError, SpecError
-from pytest_pallas.meshes import MeshAxes, words_of
 from pytest_pallas.record import DTYPE, VALUES, Aspect
 
 #: Number of redraws, each with half as many bytes, until a whole call fits.

@@ -28,9 +28,9 @@ from hypothesis.strategies import SearchStrategy
 from pytest_pallas.draw.arguments import Arguments, arguments, as_arguments, on_meshes
 from pytest_pallas.draw.arrays import DTypes, arrays
 from pytest_pallas.draw.dtypes import SUPPORTED, as_dtype, dtype_pairs, dtypes
+from pytest_pallas.draw.meshes import MeshAxes, is_drawn, sizes_of
 from pytest_pallas.draw.sizes import Sizes, Tiles
 from pytest_pallas.errors import ShapeLanguageError, SpecError, TooFewDevicesError
-from pytest_pallas.meshes import MeshAxes, is_drawn, sizes_of
 
 if TYPE_CHECKING:
     from jax.sharding import Mesh

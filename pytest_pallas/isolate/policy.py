@@ -32,8 +32,8 @@ from pallas_sim.errors import OptionError
 from pytest_pallas.backends.processes import gang
 from pytest_pallas.backends.protocol import label
 from pytest_pallas.decoding import DataError, decode, parse
+from pytest_pallas.draw.meshes import is_drawn
 from pytest_pallas.errors import FOLDERS
-from pytest_pallas.meshes import is_drawn
 from pytest_pallas.pytest_session import current
 
 #: Names whose use may end the process: by exit or signal, by a limit of memory or of Python's

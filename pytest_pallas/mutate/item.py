@@ -27,8 +27,8 @@ from pytest_pallas.checks.schedule import Runs
 from pytest_pallas.decoding import Between, DataError, decode, jsonable
 from pytest_pallas.draw.arguments import as_arguments
 from pytest_pallas.draw.diversity import draw_name
+from pytest_pallas.draw.meshes import MeshAxes
 from pytest_pallas.errors import MutantError
-from pytest_pallas.meshes import MeshAxes
 from pytest_pallas.mutate import Mutant, mutants_of
 from pytest_pallas.mutate.canonical import TracedProgram, unchanged
 from pytest_pallas.mutate.runner import (

@@ -22,8 +22,8 @@ from pytest_pallas._version import __version__
 from pytest_pallas.backends.protocol import label
 from pytest_pallas.checks.context import CheckContext
 from pytest_pallas.checks.golden import written_call
+from pytest_pallas.draw.meshes import fixed_sizes, place_of
 from pytest_pallas.errors import facts_of
-from pytest_pallas.meshes import fixed_sizes, place_of
 from pytest_pallas.pytest_session import PytestSession, variant_of
 from pytest_pallas.replay.goldens import Example, content_of, write_file
 from pytest_pallas.replay.script import NoScriptError, script_of

@@ -18,10 +18,10 @@ from pytest_pallas.backends.tracing import kernels_of
 from pytest_pallas.draw.arguments import Arguments, on_meshes
 from pytest_pallas.draw.arrays import draw_once
 from pytest_pallas.draw.dims import around, probing
+from pytest_pallas.draw.meshes import MeshAxes, fixed_sizes, is_drawn
 from pytest_pallas.draw.signatures import inputs_on_meshes
 from pytest_pallas.errors import TooFewDevicesError
 from pytest_pallas.grid.kernel_calls import KernelCall, buffers_of, is_for_gpus, tiles_of
-from pytest_pallas.meshes import MeshAxes, fixed_sizes, is_drawn
 from pytest_pallas.session import Session, SpecFacts
 from pytest_pallas.spec import ExpectedFailure, KernelSpec
 

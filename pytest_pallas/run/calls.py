@@ -33,6 +33,7 @@ from pytest_pallas.checks.cross import accepted
 from pytest_pallas.checks.verdict import conclude, drawn_facts
 from pytest_pallas.draw.arguments import Arguments, Drawn, as_arguments
 from pytest_pallas.draw.arrays import draw_once
+from pytest_pallas.draw.meshes import is_drawn, sizes_of
 from pytest_pallas.errors import (
     EXPECTED,
     BackendUnavailableError,
@@ -43,7 +44,6 @@ from pytest_pallas.errors import (
     facts_of,
 )
 from pytest_pallas.fixture_types import CheckKeywords, Peers, SpecKeywords
-from pytest_pallas.meshes import is_drawn, sizes_of
 from pytest_pallas.options import choose
 from pytest_pallas.record import Note
 from pytest_pallas.run.backends import (

@@ -33,10 +33,10 @@ from pytest_pallas.checks.schedule import Runs
 from pytest_pallas.checks.verdict import drawn_facts, run_check
 from pytest_pallas.compat.fuzzing import is_rejection, rejecting
 from pytest_pallas.draw.arguments import Arguments, as_arguments
+from pytest_pallas.draw.meshes import MeshAxes, examples_for, fixed_sizes, place_of, sizes_of
 from pytest_pallas.errors import NotApplicableError, facts_of
 from pytest_pallas.grid.kernel_calls import on_two_devices
 from pytest_pallas.judge.tolerance import Tolerance, as_tolerance
-from pytest_pallas.meshes import MeshAxes, examples_for, fixed_sizes, place_of, sizes_of
 from pytest_pallas.options import Options
 from pytest_pallas.record import Note
 from pytest_pallas.run.backends import adapted, others_of

@@ -30,8 +30,8 @@ from pytest_pallas.draw.arguments import Arguments, as_arguments
 from pytest_pallas.draw.arrays import draw_once
 from pytest_pallas.draw.database import Recorded
 from pytest_pallas.draw.diversity import BASE, choose
+from pytest_pallas.draw.meshes import fixed_sizes, is_drawn
 from pytest_pallas.errors import CompilerFailedError, GoldenError, facts_of
-from pytest_pallas.meshes import fixed_sizes, is_drawn
 from pytest_pallas.pytest_session import Part
 from pytest_pallas.replay.values import call_of, read
 from pytest_pallas.run.backends import run_on

@@ -26,6 +26,7 @@ from pytest_pallas.budget import option_text
 from pytest_pallas.checks import Check
 from pytest_pallas.checks.context import as_kernel_error, call
 from pytest_pallas.checks.verdict import start
+from pytest_pallas.draw.meshes import MeshAxes, fixed_sizes
 from pytest_pallas.errors import (
     DIED,
     EXPECTED,
@@ -36,7 +37,6 @@ from pytest_pallas.errors import (
     facts_of,
 )
 from pytest_pallas.isolate.leaks import leaving_nothing
-from pytest_pallas.meshes import MeshAxes, fixed_sizes
 from pytest_pallas.options import Options
 from pytest_pallas.pytest_session import (
     PART,

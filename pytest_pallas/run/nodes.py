@@ -35,11 +35,11 @@ from pytest_pallas.checks.padding import masks_of
 from pytest_pallas.compat.testing import keywords_match
 from pytest_pallas.draw.arguments import SEVERAL, Arguments, keyword_kind
 from pytest_pallas.draw.arrays import draw_once, draw_several
+from pytest_pallas.draw.meshes import MeshAxes, fixed_sizes
 from pytest_pallas.errors import SpecError
 from pytest_pallas.isolate import policy
 from pytest_pallas.isolate.isolator import Isolator, isolator_of
 from pytest_pallas.isolate.leaks import leaving_nothing
-from pytest_pallas.meshes import MeshAxes, fixed_sizes
 from pytest_pallas.pytest_session import PytestSession, current
 from pytest_pallas.record import Aspect, NotApplicable
 from pytest_pallas.run.backends import (

@@ -16,7 +16,7 @@ from pytest_pallas import DmaError, RaceError
 from pytest_pallas.backends.devices import make_mesh
 from pytest_pallas.backends.protocol import Call, Outcome, RunSettings, Schedule
 from pytest_pallas.backends.simulators import tpu_sim
-from pytest_pallas.meshes import sizes_of
+from pytest_pallas.draw.meshes import sizes_of
 
 SPECS = table.specs()
 FAMILIES = ("collectives", "DMA pipelines", "SparseCores")

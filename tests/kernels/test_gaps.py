@@ -19,8 +19,8 @@ from pytest_pallas.backends.protocol import RunSettings
 from pytest_pallas.checks.context import CheckContext
 from pytest_pallas.checks.forward import forward
 from pytest_pallas.draw.arrays import draw_several
+from pytest_pallas.draw.meshes import sizes_of
 from pytest_pallas.judge.tolerance import Tolerance
-from pytest_pallas.meshes import sizes_of
 from pytest_pallas.run.collection import suite
 from pytest_pallas.spec import KernelSpec
 from reference_kernels._gaps import GAPS, KNOWN_LATE, REACHING, SCALAR_CORES, Gap

@@ -21,7 +21,7 @@ from pytest_pallas.backends.protocol import Call
 from pytest_pallas.backends.tracing import abstract
 from pytest_pallas.compile.backends import Lowered, Lowering
 from pytest_pallas.draw.arrays import draw_several
-from pytest_pallas.meshes import sizes_of
+from pytest_pallas.draw.meshes import sizes_of
 from pytest_pallas.spec import KernelSpec
 
 _REFUSED = re.compile(r"smem_bytes=(\d+) > ")
