@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from pytest_pallas import strategies as pst
 from pytest_pallas.spec import KernelSpec, Linear, Permuted
 from reference_kernels._gaps import REACHING, without
-from reference_kernels._mesh_spec import ONE_AXIS
 from reference_kernels.collective_matmul.all_gather_matmul import (
     all_gather_matmul_on_mesh,
     reference,
@@ -43,7 +42,7 @@ SPEC = KernelSpec(
     kernel=all_gather_matmul_on_mesh,
     reference=reference,
     inputs=_inputs,
-    meshes=ONE_AXIS,  # others are in the tests
+    meshes=({"x": 1}, "x"),  # others are in the tests
     backends=without(REACHING),
     exact=True,
     relations=(Linear(0), Linear(1), Permuted({0: 2, 1: 1}), Permuted({1: 2}, output=2)),

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from pytest_pallas import strategies as pst
 from pytest_pallas.spec import EquivalentMutant, KernelSpec, Linear, Permuted
 from reference_kernels._gaps import REACHING, without
-from reference_kernels._mesh_spec import ONE_AXIS
 from reference_kernels.collectives._reduce_ring_spec import EQUIVALENT, VALUES
 from reference_kernels.collectives.all_reduce import OPERATIONS, all_reduce_on_mesh, reference
 
@@ -57,7 +56,7 @@ SPEC = KernelSpec(
     kernel=all_reduce_on_mesh,
     reference=reference,
     inputs=_inputs,
-    meshes=ONE_AXIS,  # others are in the tests
+    meshes=({"x": 1}, "x"),  # others are in the tests
     backends=without(REACHING),
     exact=2**20,  # sums of integers of 8 bits do not fit in bfloat16
     relations=(Linear(0, when=_linear), Permuted({0: 2}, output=2)),
