@@ -40,7 +40,8 @@ class Inputs:
     Attributes:
       shapes: of its arrays, such as ``"8x128 128x1"``, with ``"()"`` for a scalar; "" without any.
       signature: digest of everything that its trace depends on: the structure of its arguments, the
-        shape and dtype of each array, and every other argument, options and tuning included.
+        shape and dtype of each array, every other argument, options and tuning included, and the
+        drawn mesh.
       choices: pairs of an aspect and its word; see ``draw.arguments.Declared``.
       dtypes: the names of its dtypes, each once.
       declared: all words that the call's strategy could have drawn.
@@ -83,7 +84,7 @@ def _signature(arguments: Arguments) -> str:
     positional, structure = jax.tree.flatten(arguments.args)
     named, names = jax.tree.flatten([arguments.options, arguments.tuning])
     arrays = (np.ndarray, jax.Array, jax.ShapeDtypeStruct)
-    parts = [str(structure), str(names)]
+    parts = [str(structure), str(names), *map(str, arguments.mesh.items())]
     # Numpy scalars are arrays among the arguments, and numbers among the options, as for jit.
     parts += [_word(leaf, isinstance(leaf, (*arrays, np.generic))) for leaf in positional]
     parts += [_word(leaf, isinstance(leaf, arrays)) for leaf in named]

@@ -11,7 +11,7 @@ import dataclasses
 import math
 import re
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
 from math import prod
@@ -23,9 +23,10 @@ from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn, SearchStrategy
 
 from pytest_pallas.budget import check_bytes, limited, max_bytes
-from pytest_pallas.draw.covering import MOST, alternatives, choose
+from pytest_pallas.draw.covering import MOST, alternatives, choose, choose_together
 from pytest_pallas.draw.dims import DimsPlan, boundaries, impossible_pairs
 from pytest_pallas.draw.dtypes import as_dtype
+from pytest_pallas.draw.meshes import MeshAxes, words_of
 from pytest_pallas.draw.sizes import exceeding
 from pytest_pallas.errors import DrawTooLargeError, SpecError
 from pytest_pallas.record import DTYPE, VALUES, Aspect
@@ -104,6 +105,7 @@ class Arguments:
       recipe: the drawn choices, for messages.
       kin: the source of its variants.
       declared: the possible choices, as far as they are known.
+      mesh: the drawn sizes of the mesh that the call is for, by axis; empty if none was drawn.
     """
 
     args: tuple[Any, ...]
@@ -112,16 +114,24 @@ class Arguments:
     recipe: Mapping[str, Any] = field(default_factory=dict[str, Any])
     kin: VariantSource | None = None
     declared: Declared | None = None
+    mesh: Mapping[str, int] = field(default_factory=dict[str, int])
 
     def with_values(self, values: Drawn) -> Arguments:
         """Replace the first arrays of the call; see ``variants``."""
         rest = _unseen(self)[len(values) :]
-        recipe = {**self.recipe, **values.recipe}
-        return Arguments((*values, *rest), self.options, self.tuning, recipe, None, self.declared)
+        return Arguments(
+            (*values, *rest),
+            self.options,
+            self.tuning,
+            {**self.recipe, **values.recipe},
+            declared=self.declared,
+            mesh=self.mesh,
+        )
 
     def __repr__(self) -> str:
         parts = [_recipe_text(self.recipe) or _items_text(self.args)]
-        for name, keywords in (("options", self.options), ("tuning", self.tuning)):
+        named = (("options", self.options), ("tuning", self.tuning), ("mesh", self.mesh))
+        for name, keywords in named:
             if keywords:
                 text = ", ".join(f"{k}={_keyword_text(value)}" for k, value in keywords.items())
                 parts.append(f"{name}=({text})")
@@ -193,6 +203,40 @@ def arguments(
     if not callable(options) and not callable(tuning):
         _check_disjoint(options, tuning)
     return _arguments(arrays, then, options, tuning)
+
+
+def on_meshes(
+    axes: MeshAxes, meshes: Sequence[tuple[Mapping[str, int], SearchStrategy[Any]]]
+) -> SearchStrategy[Arguments]:
+    """Return a strategy for calls on drawn meshes; it shrinks to the first of them.
+
+    Args:
+      axes: of the meshes.
+      meshes: the sizes of each mesh, and the strategy of the calls there.
+    """
+    words = words_of(axes, [sizes for sizes, _ in meshes])
+    choices = {
+        Aspect("mesh", name): tuple(dict.fromkeys(sizes.values())) for name, sizes in words.items()
+    }
+    together = [
+        {Aspect("mesh", name): words[name][size] for name, size in sizes.items()}
+        for sizes, _ in meshes
+    ]
+    kept: dict[Declared, Declared] = {}
+
+    @st.composite
+    def call(draw: DrawFn) -> Arguments:
+        sizes, strategy = meshes[choose_together(draw, together)]
+        drawn = as_arguments(draw(strategy))
+        declared = drawn.declared or NOTHING
+        if declared not in kept:
+            kept[declared] = dataclasses.replace(
+                declared, choices={**choices, **declared.choices}, devices=words
+            )
+        fields: dict[str, Any] = vars(drawn) | {"declared": kept[declared], "mesh": sizes}
+        return _arguments_of(fields.pop("args"), fields.pop("kin"), **fields)
+
+    return call()
 
 
 def as_arguments(drawn: object) -> Arguments:
@@ -370,6 +414,7 @@ class Declared:
       impossible: pairs of choices that constraints or the budget forbid.
       keyword_kinds: for each option or tuning parameter the kinds of its values; see
         ``keyword_kind``.
+      devices: for each axis of a drawn mesh the word of each size.
     """
 
     choices: Mapping[Aspect, tuple[str, ...]] = field(default_factory=dict[Aspect, tuple[str, ...]])
@@ -380,6 +425,7 @@ class Declared:
     keyword_kinds: Mapping[Aspect, frozenset[str]] = field(
         default_factory=dict[Aspect, frozenset[str]]
     )
+    devices: Mapping[str, Mapping[int, str]] = field(default_factory=dict[str, Mapping[int, str]])
 
 
 NOTHING = Declared()
@@ -454,6 +500,14 @@ def aspects(drawn: Arguments | Drawn) -> Iterator[tuple[Aspect, str]]:
             aspect = Aspect(role, name)
             if aspect in declared.choices:
                 yield aspect, keyword_word(value)
+    yield from mesh_aspects(drawn)
+
+
+def mesh_aspects(drawn: object) -> Iterator[tuple[Aspect, str]]:
+    """Yield the axes of the drawn mesh of a call, each with the word of its size."""
+    if isinstance(drawn, Arguments) and drawn.mesh:
+        for name, words in (drawn.declared or NOTHING).devices.items():
+            yield Aspect("mesh", name), words[drawn.mesh[name]]
 
 
 def extents(drawn: Arguments | Drawn) -> frozenset[str]:

@@ -60,6 +60,7 @@ class Covering:
       numbers: of the choices.
       pairs: how often pairs of choices came together, by their numbers.
       tries: how often pairs were to come together, and could not or were rejected.
+      met: the choices of all examples.
       shapes: the sizes of all examples.
       extents: how examples exceeded tiles; see ``sizes.exceeding``.
       fixed: the choices of the current example.
@@ -71,6 +72,7 @@ class Covering:
     numbers: dict[Choice, int] = field(default_factory=dict[Choice, int])
     pairs: Counter[Pair] = field(default_factory=Counter[Pair])
     tries: Counter[Pair] = field(default_factory=Counter[Pair])
+    met: set[Choice] = field(default_factory=set[Choice])
     shapes: set[tuple[tuple[str, int], ...]] = field(
         default_factory=set[tuple[tuple[str, int], ...]]
     )
@@ -81,6 +83,8 @@ class Covering:
     def end(self, *, accepted: bool) -> None:
         """End the current example, and begin the next one."""
         (self.pairs if accepted else self.tries).update(self._pairs(self.fixed.items()))
+        if accepted:
+            self.met.update(self.fixed.items())
         self.fixed.clear()
         self.shares.clear()
 
@@ -88,6 +92,19 @@ class Covering:
         """Choose one of the words for an aspect of the current example; returns its position."""
         self.domain.setdefault(aspect, {}).update(dict.fromkeys(words))
         return self._best(aspect, words, self.fixed)
+
+    def together(self, choices: Sequence[Mapping[Aspect, str]]) -> int:
+        """Choose some words together: those that no example had first; returns their position."""
+        for words in choices:
+            for aspect, word in words.items():
+                self.domain.setdefault(aspect, {})[word] = None
+
+        def worth(position: int) -> tuple[int, float, float]:
+            several = choices[position].items()
+            new = sum(choice not in self.met for choice in several)
+            return new, sum(self._worth(choice, {}) for choice in several), self.random.random()
+
+        return max(range(len(choices)), key=worth)
 
     def numbered(self, aspect: Aspect) -> Aspect | None:
         """Return the aspect of a list with the number of such lists so far; None for too many."""
@@ -258,6 +275,18 @@ def choose(draw: DrawFn, strategy: Any, aspect: Aspect, word: Callable[[Any], st
         position = draw(positions)
     covering.fixed[aspect] = words[position]
     return values[position]
+
+
+def choose_together(draw: DrawFn, choices: Sequence[Mapping[Aspect, str]]) -> int:
+    """Draw the position of words of several aspects."""
+    covering = current_covering()
+    positions = st.sampled_from(range(len(choices)))
+    if covering is None:
+        return draw(positions)
+    with answering(covering.together(choices)):
+        position = draw(positions)
+    covering.fixed.update(choices[position])
+    return position
 
 
 def kind_of_list(draw: DrawFn, name: str, kinds: Sequence[str]) -> str:

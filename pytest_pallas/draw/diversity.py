@@ -18,7 +18,7 @@ from hypothesis.strategies import SearchStrategy
 
 from pytest_pallas.budget import LastUsed
 from pytest_pallas.compat.fuzzing import PLANNED, planning, without_module_constants
-from pytest_pallas.draw.arguments import Drawn, mark_drawn
+from pytest_pallas.draw.arguments import Drawn, mark_drawn, mesh_aspects
 from pytest_pallas.draw.covering import Covering, planned
 from pytest_pallas.errors import SpecError
 
@@ -95,7 +95,8 @@ class ExampleSource:
         if subjects is not None:
             values = self._values(pool, seed, pool.names)
             parts = {name: frozenset(subjects(values[name])) for name in pool.names}
-            chosen = _most_parts(parts, examples) or chosen
+            devices = {name: frozenset(mesh_aspects(values[name])) for name in pool.names}
+            chosen = _most_parts(parts, examples, devices) or chosen
         values = self._values(pool, seed, chosen)
         return {name: values[name] for name in chosen}
 
@@ -112,9 +113,14 @@ def draws_for(examples: int, subjects: Subjects | None) -> int:
     return examples if subjects is None else _FOR_PARTS * examples
 
 
-def shared(sources: dict[Any, ExampleSource], key: Hashable, strategy: Any) -> ExampleSource:
-    """Return the source of a spec that its earlier checks used; only the last few are kept."""
-    source = sources.pop(key, None) or ExampleSource(strategy)
+def shared(
+    sources: dict[Any, ExampleSource], key: Hashable, make: Callable[[], Any]
+) -> ExampleSource:
+    """Return the source of a spec that its earlier checks used; only the last few are kept.
+
+    ``make`` makes its strategy.
+    """
+    source = sources.pop(key, None) or ExampleSource(make())
     sources[key] = source
     while len(sources) > SOURCES:
         del sources[next(iter(sources))]
@@ -198,16 +204,22 @@ def _args(drawn: Any) -> Any:
     return tuple(drawn) if isinstance(drawn, Drawn) else getattr(drawn, "args", drawn)
 
 
-def _most_parts(parts: Mapping[str, frozenset[Any]], examples: int) -> list[str]:
-    """Return the examples with the most parts of the check, in the given order if all are equal."""
+def _most_parts(
+    parts: Mapping[str, frozenset[Any]], examples: int, devices: Mapping[str, frozenset[Any]]
+) -> list[str]:
+    """Return the examples with the most numbers of devices, and the most parts of the check.
+
+    They are in the given order if all are equal.
+    """
     left = [name for name in parts if parts[name]]
     chosen: list[str] = []
-    seen = frozenset[Any]()
+    seen, met = frozenset[Any](), frozenset[Any]()
     while left and len(chosen) < examples:
-        best = max(left, key=lambda name: len(parts[name] - seen))
+        best = max(left, key=lambda name: (len(devices[name] - met), len(parts[name] - seen)))
         left.remove(best)
         chosen.append(best)
         seen |= parts[best]
+        met |= devices[best]
     return chosen
 
 

@@ -425,11 +425,7 @@ def _test(
         phases=phases,
         print_blob=True,
         report_multiple_bugs=False,
-        suppress_health_check=[
-            HealthCheck.too_slow,
-            HealthCheck.data_too_large,
-            HealthCheck.nested_given,  # a call on another mesh is drawn in between
-        ],
+        suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
         database=database,
         backend=backend,
     )(test)

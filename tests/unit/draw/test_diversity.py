@@ -109,7 +109,7 @@ def test_kinds_of_lists_come_with_each_size():
     )
     full = {
         drawn.recipe["b"]
-        for drawn in choose(call, seed=0, examples=16).values()
+        for drawn in choose(call, seed=0, examples=48).values()
         if (drawn.args[1] == 64).all()
     }
     assert full == {2, 3, 4}
@@ -157,9 +157,9 @@ def test_large_draws_are_not_kept(monkeypatch):
 
 def test_sources_of_the_last_specs_are_kept():
     sources = {}
-    made = [diversity.shared(sources, key, pst.arrays("m")) for key in range(4)]
+    made = [diversity.shared(sources, key, lambda: pst.arrays("m")) for key in range(4)]
     assert list(sources) == [1, 2, 3]
-    assert diversity.shared(sources, 2, None) is made[2]
+    assert diversity.shared(sources, 2, lambda: None) is made[2]
     assert list(sources) == [1, 3, 2]
 
 
