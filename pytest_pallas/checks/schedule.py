@@ -183,6 +183,7 @@ def schedules(context: CheckContext, kernels: Sequence[Any]) -> list[Schedule]:
     requires_kernels=requires_kernels,
     example_fraction=0.25,
     subjects=larger_first,
+    every_mesh=True,
 )
 def schedule(context: CheckContext) -> CheckResult:
     """Compare the outputs under several schedules bit for bit with those under the default.

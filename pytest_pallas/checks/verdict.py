@@ -403,7 +403,7 @@ def writer_of(outcome: Outcome, failed: Comparison) -> tuple[KernelCall, int] | 
 
 
 def drawn_facts(arguments: Arguments) -> Iterator[Fact]:
-    """Yield the drawn example: arrays, recipe, options and tuning."""
+    """Yield the drawn example: arrays, recipe, options, tuning and mesh."""
     shapes = [
         f"{leaf.dtype}[{', '.join(map(str, np.shape(leaf)))}]"
         for leaf in jax.tree.leaves(arguments.args)
@@ -414,6 +414,7 @@ def drawn_facts(arguments: Arguments) -> Iterator[Fact]:
         ("drawn", arguments.recipe),
         ("options", arguments.options),
         ("tuning", arguments.tuning),
+        ("mesh", arguments.mesh),
     ):
         if named_values:
             yield Fact(title, " ".join(f"{k}={_short(v)}" for k, v in named_values.items()))

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pallas_sim.errors import OptionError
+from pytest_pallas.draw.meshes import sizes_of
 from pytest_pallas.options import place_of
 from pytest_pallas.pytest_session import PytestSession, current, variant_of
 from pytest_pallas.results import read_results
@@ -223,8 +224,8 @@ def _matches(item: Any, example: Example) -> bool:
         return bool(example.test) and item.nodeid.partition("[")[0] == example.test
     if example.test or not hasattr(item, "check"):
         return False
-    selected = (spec.name, item.check.name, dict(item.mesh))
-    return selected == (example.kernel, example.check, dict(example.mesh))
+    selected = (spec.name, item.check.name) == (example.kernel, example.check)
+    return selected and dict(example.mesh) in sizes_of(item.axes)
 
 
 def _select(config: pytest.Config, items: list[pytest.Item], kept: Sequence[pytest.Item]) -> None:

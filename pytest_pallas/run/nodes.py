@@ -34,6 +34,7 @@ from pytest_pallas.checks.padding import masks_of
 from pytest_pallas.compat.testing import keywords_match
 from pytest_pallas.draw.arguments import SEVERAL, Arguments, keyword_kind
 from pytest_pallas.draw.arrays import draw_once, draw_several
+from pytest_pallas.draw.meshes import MeshAxes, fixed_sizes
 from pytest_pallas.errors import SpecError
 from pytest_pallas.isolate import policy
 from pytest_pallas.isolate.isolator import Isolator, isolator_of
@@ -89,7 +90,7 @@ def _learn(
 
 @dataclass(frozen=True)
 class _Plan:
-    """A check of a spec on a backend: an item for each mesh, unless it is ``unmet``."""
+    """A check of a spec on a backend: an item for each of its meshes, unless it is ``unmet``."""
 
     spec: KernelSpec
     backend: Backend
@@ -135,16 +136,16 @@ def _spec_items(
         if not isinstance(plan, _Plan):
             yield UnclaimedItem.from_parent(parent, spec=spec, backend=plan)
             continue
-        for mesh in spec.meshes or ({},):
+        for axes in spec.mesh_axes or ({},):
             if plan.unmet is not None:
-                leave_out(session, parent, plan.unmet, spec, plan.check, plan.backend, mesh)
+                leave_out(session, parent, plan.unmet, spec, plan.check, plan.backend, axes)
                 continue
             yield SpecItem.from_parent(
                 parent,
                 spec=plan.spec,
                 check=plan.check,
                 backend=plan.backend,
-                mesh=mesh,
+                axes=axes,
                 before=plan.before,
             )
 
@@ -431,8 +432,8 @@ def _unbound(
         return None
     if lacks_mesh(function, arguments.args, keywords):
         return (
-            f"the {role} needs mesh=, and the spec has no meshes: give it the sizes of its axes, "
-            'such as meshes=({"x": 4},), and inputs=lambda mesh: ... for a strategy'
+            f"the {role} needs mesh=, and the spec has no meshes: give it the names of its axes, "
+            'such as meshes="x", and inputs=lambda mesh: ... for a strategy'
         )
     names = ", ".join(keywords) or "no keywords"
     return (
@@ -451,17 +452,17 @@ def leave_out(
     spec: KernelSpec,
     check: Check,
     backend: Backend,
-    mesh: Mapping[str, int],
+    axes: MeshAxes,
 ) -> None:
     """Record that a check does not apply to a spec on a backend."""
-    test = node_id(parent, item_name(spec, check.name, backend, mesh))
+    test = node_id(parent, item_name(spec, check.name, backend, axes))
     session.not_applicable[test] = NotApplicable(
         test=test,
         kernel=spec.name,
         family=spec.family,
         check=check.name,
         backend=label(backend),
-        mesh=dict(mesh),
+        mesh=fixed_sizes(axes),
         requirement=requirement,
     )
 
@@ -506,13 +507,13 @@ MOST_DRAWS, MOST_TRACES = 4, 4
 
 
 def unmet_by_kernels(
-    session: Session, spec: KernelSpec, check: Check, backend: Backend, mesh: Mapping[str, int]
+    session: Session, spec: KernelSpec, check: Check, backend: Backend, axes: MeshAxes
 ) -> str | None:
     """Return the reason why a check applies to no kernel of a spec on a backend, or None.
 
     A few calls are drawn and traced.
     """
-    if check.requires_kernels is None or mesh or not session.leaves_out:
+    if check.requires_kernels is None or axes or not session.leaves_out:
         return None  # the mesh exists only when the item runs
     if backend.kind == "hardware":
         return None
