@@ -26,7 +26,7 @@ from pytest_pallas.budget import check_bytes, limited, max_bytes
 from pytest_pallas.draw.covering import MOST, alternatives, choose, choose_together
 from pytest_pallas.draw.dims import DimsPlan, boundaries, impossible_pairs
 from pytest_pallas.draw.dtypes import as_dtype
-from pytest_pallas.draw.meshes import MeshAxes, words_of
+from pytest_pallas.draw.meshes import MeshAxes, labels_of
 from pytest_pallas.draw.sizes import exceeding
 from pytest_pallas.errors import DrawTooLargeError, SpecError
 from pytest_pallas.record import DTYPE, VALUES, Aspect
@@ -214,9 +214,9 @@ def on_meshes(
       axes: of the meshes.
       meshes: the sizes of each mesh, and the strategy of the calls there.
     """
-    words = words_of(axes, [sizes for sizes, _ in meshes])
+    labels = labels_of(axes, [sizes for sizes, _ in meshes])
     choices = {
-        Aspect("mesh", name): tuple(dict.fromkeys(sizes.values())) for name, sizes in words.items()
+        Aspect("mesh", name): tuple(dict.fromkeys(sizes.values())) for name, sizes in labels.items()
     }
     together = [
         {Aspect("mesh", name): words[name][size] for name, size in sizes.items()}
@@ -231,7 +231,7 @@ def on_meshes(
         declared = drawn.declared or NOTHING
         if declared not in kept:
             kept[declared] = dataclasses.replace(
-                declared, choices={**choices, **declared.choices}, devices=words
+                declared, choices={**choices, **declared.choices}, devices=labels
             )
         fields: dict[str, Any] = vars(drawn) | {"declared": kept[declared], "mesh": sizes}
         return _arguments_of(fields.pop("args"), fields.pop("kin"), **fields)
@@ -506,8 +506,8 @@ def aspects(drawn: Arguments | Drawn) -> Iterator[tuple[Aspect, str]]:
 def mesh_aspects(drawn: object) -> Iterator[tuple[Aspect, str]]:
     """Yield the axes of the drawn mesh of a call, each with the word of its size."""
     if isinstance(drawn, Arguments) and drawn.mesh:
-        for name, words in (drawn.declared or NOTHING).devices.items():
-            yield Aspect("mesh", name), words[drawn.mesh[name]]
+        for name, labels in (drawn.declared or NOTHING).devices.items():
+            yield Aspect("mesh", name), labels[drawn.mesh[name]]
 
 
 def extents(drawn: Arguments | Drawn) -> frozenset[str]:

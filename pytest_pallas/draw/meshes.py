@@ -83,7 +83,7 @@ def sizes_of(axes: MeshAxes) -> list[dict[str, int]]:
     return [dict(zip(axes, sizes, strict=True)) for sizes in products if math.prod(sizes) <= most]
 
 
-def words_of(axes: MeshAxes, meshes: Sequence[Mapping[str, int]]) -> dict[str, dict[int, str]]:
+def labels_of(axes: MeshAxes, meshes: Sequence[Mapping[str, int]]) -> dict[str, dict[int, str]]:
     """Return for each axis the word of each size that meshes have: ``3``, ``6 or 8``."""
     return {
         name: {
@@ -101,9 +101,9 @@ def _are_usual(sizes: int | tuple[int, ...]) -> bool:
 
 def examples_for(axes: MeshAxes, meshes: Sequence[Mapping[str, int]]) -> int:
     """Return the number of examples that have each word of each axis, drawn from meshes."""
-    words = words_of(axes, meshes)
-    left = {(name, word) for name, sizes in words.items() for word in sizes.values()}
-    of_mesh = [{(name, words[name][size]) for name, size in mesh.items()} for mesh in meshes]
+    labels = labels_of(axes, meshes)
+    left = {(name, word) for name, sizes in labels.items() for word in sizes.values()}
+    of_mesh = [{(name, labels[name][size]) for name, size in mesh.items()} for mesh in meshes]
     count = 0
     while left:
         left -= max(of_mesh, key=lambda pairs: len(pairs & left))

@@ -57,7 +57,8 @@ class TestBuffers:
         drawn = draws(around(pst.arrays("m n", multiple_of={"m": 8, "n": 128}), {}, 4))
         large = {(d.recipe["m"] == 72, d.recipe["n"] == 9 * 128) for d in drawn}
         assert large >= {(False, False), (True, False), (False, True)}
-        planned = choose(around(pst.arrays("m n", multiple_of={"m": 8, "n": 128}), {}, 4), seed=0, examples=64)
+        strategy = around(pst.arrays("m n", multiple_of={"m": 8, "n": 128}), {}, 4)
+        planned = choose(strategy, seed=0, examples=64)
         large = {(d.recipe["m"] == 72, d.recipe["n"] == 9 * 128) for d in planned.values()}
         assert large == {(False, False), (True, False), (False, True)}
 
