@@ -66,10 +66,11 @@ def run(arguments: argparse.Namespace) -> int:
     Raises:
       OptionError: there is no such function, or the file exists or cannot be written.
     """
-    from pytest_pallas.backends.devices import set_platforms, simulate
+    from pallas_sim import set_platforms
+    from pytest_pallas.backends.devices import simulate
     from pytest_pallas.scaffold_read import load, outside_of_pytest
 
-    set_platforms(os.environ)
+    set_platforms()
     simulate(_DEVICES, os.environ, explicit=False)  # for a mesh
     loaded = load(arguments.target)
     path: Path = arguments.output or Path("tests") / f"test_{loaded.short}_kernel.py"

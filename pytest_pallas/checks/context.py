@@ -205,17 +205,23 @@ def run(
     made = replace(made, fill=fill, needs_kernel=needs_kernel, **rest)
     outcome = context.backend.run(made)
     context.run_seconds.append(outcome.seconds)
-    if outcome.error is not None:
-        reason = unsupported(
-            outcome.kernels,
-            context.backend.name,
-            context.backend.platform,
-            interpreting=context.backend.kind == "interpreting",
-        )
-        if reason is not None:
-            raise UnsupportedKernelError(reason)
-        raise under(made.schedule, as_kernel_error(outcome.error))
+    raise_error(context, outcome, made.schedule)
     return outcome if shards else gathered(outcome, context.settings.timeout)
+
+
+def raise_error(context: CheckContext, outcome: Outcome, schedule: Schedule) -> None:
+    """Raise the error of a run under a schedule, if it has one; the errors are those of ``run``."""
+    if outcome.error is None:
+        return
+    reason = unsupported(
+        outcome.kernels,
+        context.backend.name,
+        context.backend.platform,
+        interpreting=context.backend.kind == "interpreting",
+    )
+    if reason is not None:
+        raise UnsupportedKernelError(reason)
+    raise under(schedule, as_kernel_error(outcome.error))
 
 
 def call(

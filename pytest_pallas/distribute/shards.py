@@ -174,6 +174,13 @@ def keep_replayed(config: pytest.Config, items: list[pytest.Item], example: Exam
     _select(config, items, kept)
 
 
+def keep_named(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Deselect items whose names only contain that of ``-k``, if there is an item of that name."""
+    named = [item for item in items if item.name == config.getoption("keyword")]
+    if named:
+        _select(config, items, named)
+
+
 def require_replayed(config: pytest.Config, items: Sequence[pytest.Item]) -> None:
     """Refuse a ``--pallas-replay`` that no selected test can run.
 

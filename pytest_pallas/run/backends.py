@@ -262,6 +262,17 @@ def on_its_platform(
     return dataclasses.replace(spec, kernel={"gpu": spec.kernel})
 
 
+def with_named(spec: KernelSpec, backend: Backend, names: Collection[str]) -> KernelSpec:
+    """Return the spec for a backend on which checks are named: a compiler decides what it batches.
+
+    Where ``vmap`` is not named, it leaves out kernels that JAX is known to make no batch of.
+    """
+    if backend.kind != "compiling" or spec.vmappable is not None:
+        return spec
+    named = "vmap" in {*names, *(spec.checks or ())}
+    return dataclasses.replace(spec, vmappable=True) if named else spec
+
+
 def _draws_for_gpus(spec: KernelSpec, timeout: float) -> bool:
     """Return whether a drawn call of a spec's plain function has kernels for GPUs only."""
     try:

@@ -58,6 +58,7 @@ from pytest_pallas.run.backends import (
     on_its_platform,
     on_mesh,
     run_on,
+    with_named,
 )
 from pytest_pallas.run.check_run import (
     CheckRun,
@@ -641,6 +642,7 @@ def _check_spec(
     backend = _claimed(session, spec, backend)
     if arguments is not None and mesh is None:
         mesh = arguments.mesh or None
+    spec = with_named(spec, backend, names or session.options_for(session.item).checks)
     meshes = _meshes(session, spec, backend, mesh)
     if arguments is not None and (len(meshes) > 1 or is_drawn(meshes[0]["axes"])):
         several = " or ".join(

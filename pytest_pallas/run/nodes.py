@@ -8,10 +8,9 @@ kernels gets no item; it is recorded.
 from __future__ import annotations
 
 import functools
-import gc
 import time
-from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,7 +19,7 @@ import pytest
 
 from pallas_sim.chips import Label
 from pallas_sim.errors import OptionError, PallasError
-from pallas_sim.tracing import tracing_for
+from pallas_sim.tracing import collecting_later, tracing_for
 from pytest_pallas.backends.ending import (
     OverdueError,
     UncaughtError,
@@ -47,6 +46,7 @@ from pytest_pallas.run.backends import (
     call_of,
     on_claimed_chips,
     on_its_platform,
+    with_named,
     without_replaced,
 )
 from pytest_pallas.run.check_run import item_name, lacks_mesh, misfit
@@ -92,6 +92,7 @@ def _learn(
 class _Plan:
     """A check of a spec on a backend: an item for each of its meshes, unless it is ``unmet``."""
 
+    spec: KernelSpec
     backend: Backend
     check: Check
     before: Sequence[Backend]
@@ -114,15 +115,17 @@ def _planned(
             if named:
                 yield backend
             continue
-        for check in _checks(session, parent, spec, backend):
+        checks = list(_checks(session, parent, spec, backend))
+        here = with_named(spec, backend, session.options_for(parent).checks)
+        for check in checks:
             before = backends_before(spec, backend, backends, (session.base, check))
             key = check.name, label(backend)
             if key not in facts.unmet:
-                unmet = check.unmet(spec, backend, before)
-                if unmet is None and not spec.meshes and not facts.closed:
-                    unmet = unmet_by_kernels(session, spec, check, backend, {})
+                unmet = check.unmet(here, backend, before)
+                if unmet is None and not here.meshes and not facts.closed:
+                    unmet = unmet_by_kernels(session, here, check, backend, {})
                 facts.unmet[key] = unmet
-            yield _Plan(backend, check, before, facts.unmet[key])
+            yield _Plan(here, backend, check, before, facts.unmet[key])
 
 
 def _spec_items(
@@ -139,7 +142,7 @@ def _spec_items(
                 continue
             yield SpecItem.from_parent(
                 parent,
-                spec=spec,
+                spec=plan.spec,
                 check=plan.check,
                 backend=plan.backend,
                 axes=axes,
@@ -515,24 +518,12 @@ def unmet_by_kernels(
     if backend.kind == "hardware":
         return None
     reason = None
-    with _garbage_kept():
+    with collecting_later():
         for kernels in _traces(session, spec, backend):
             reason = check.requires_kernels(spec, backend, kernels) if kernels else None
             if reason is None:
                 return None
     return reason
-
-
-@contextmanager
-def _garbage_kept() -> Generator[None]:
-    """Disable garbage collection, which takes a quarter of the time because of JAX's objects."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
 
 
 @dataclass
