@@ -219,7 +219,7 @@ def on_meshes(
         Aspect("mesh", name): tuple(dict.fromkeys(sizes.values())) for name, sizes in labels.items()
     }
     together = [
-        {Aspect("mesh", name): words[name][size] for name, size in sizes.items()}
+        {Aspect("mesh", name): labels[name][size] for name, size in sizes.items()}
         for sizes, _ in meshes
     ]
     kept: dict[Declared, Declared] = {}
