@@ -640,15 +640,9 @@ def _check_spec(
     with _tracing_first(session, spec.name, backend):
         spec = on_its_platform(session, spec)
     backend = _claimed(session, spec, backend)
-<<<<<<< HEAD
     spec = with_named(spec, backend, names or session.options_for(session.item).checks)
     if arguments is not None and mesh is None:
         mesh = arguments.mesh or None
-=======
-    if arguments is not None and mesh is None:
-        mesh = arguments.mesh or None
-    spec = with_named(spec, backend, names or session.options_for(session.item).checks)
->>>>>>> w/meshes
     meshes = _meshes(session, spec, backend, mesh)
     if arguments is not None and (len(meshes) > 1 or is_drawn(meshes[0]["axes"])):
         several = " or ".join(
