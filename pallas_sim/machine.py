@@ -23,6 +23,7 @@ from pallas_sim.chips import TARGETS, Accumulations, accumulations, cores_of
 from pallas_sim.errors import DeadlockError, OptionError, SimulationError, SimulationLimitError
 from pallas_sim.findings import Finding, Owner, Wait
 from pallas_sim.findings import Kind as FindingKind
+from pallas_sim.functions import Errors, hashed_errors
 from pallas_sim.memory import AllocationKey, Ref, Region
 from pallas_sim.recording import Copy, Entered, Recording, Semaphore
 from pallas_sim.scheduler import Scheduler
@@ -88,6 +89,8 @@ class Machine:
       steps: equations evaluated so far.
       fallbacks: how often JAX evaluated a primitive that has no rule, by name.
       arithmetic: ``"chip"`` or ``"float32"``, how products are added; "" for the chip's default.
+      error_seed: decides the errors of functions; None for ``seed``. Runs that differ in ``seed``
+        only have the same errors with it, as on a chip.
       read_fences: which TMA copies need a fence after the reads of what they overwrite: see
         ``READ_FENCES``.
       outputs: is called with each kernel's equation and outputs, or None.
@@ -123,6 +126,7 @@ class Machine:
     steps: int = 0
     fallbacks: Counter[str] = field(default_factory=Counter)
     arithmetic: str = ""
+    error_seed: int | None = None
     read_fences: str = ""
     outputs: Callable[[Any, list[Any]], None] | None = None
     ahead: bool = True
@@ -178,6 +182,17 @@ class Machine:
           OptionError: there is no such arithmetic, or that of the chip is not known.
         """
         return accumulations(self.target, self.arithmetic)
+
+    @cached_property
+    def errors_of_functions(self) -> Errors | None:
+        """The errors of elementwise functions in kernels; None if they have those of numpy.
+
+        Raises:
+          OptionError: as of ``accumulations``.
+        """
+        if self.platform != "gpu" or not self.accumulations:
+            return None
+        return hashed_errors(self.seed if self.error_seed is None else self.error_seed)
 
     @cached_property
     def scheduler(self) -> Scheduler:
@@ -469,6 +484,11 @@ class Thread:
 
     #: Whether it runs on warps of a Mosaic GPU kernel: a ``GpuThread``.
     is_warpgroup: ClassVar[bool] = False
+
+    @property
+    def approximates(self) -> bool:
+        """Whether its kernel asks for approximate functions: ``approx_math`` of Mosaic GPU."""
+        return False
 
     def __post_init__(self) -> None:
         """Take a number, unless it has one."""
