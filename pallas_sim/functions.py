@@ -26,7 +26,7 @@ instruction     documented                                              measured
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -192,6 +192,38 @@ APPROXIMATE_FUNCTIONS: Mapping[str, Function] = {
     "cos": _turned(np.cos),
     "logistic": _logistic(_approximate_exp),
 }
+
+
+#: Primitives that mean one function: a kernel may compute one by another.
+_FAMILIES = (
+    frozenset({"exp", "exp2", "logistic"}),
+    frozenset({"log", "log2"}),
+    frozenset({"sin", "cos"}),
+)
+
+
+def functions_alike(names: Iterable[str]) -> frozenset[str]:
+    """Return the primitives among these that are functions of this module, and those like them."""
+    known = frozenset(names).intersection(FUNCTIONS)
+    return known.union(*(family for family in _FAMILIES if family & known))
+
+
+def deviation_of_function(
+    name: str, operands: Sequence[Any], exact: Any, errors: Errors, *, approximate: bool = False
+) -> Array:
+    """Return how far a function is from the exact value on a chip; 0 where either is not finite.
+
+    Args:
+      name: of the primitive, one of ``functions_alike``.
+      operands: float32, of any shape.
+      exact: the value of these operands, float64.
+      errors: parts of the bound.
+      approximate: whether the kernel has ``approx_math``.
+    """
+    table = APPROXIMATE_FUNCTIONS if approximate else FUNCTIONS
+    result = table[name](*operands, errors)
+    with np.errstate(all="ignore"):
+        return np.where(np.isfinite(result) & np.isfinite(exact), result - exact, 0.0)
 
 
 def hashed_errors(seed: int) -> Errors:

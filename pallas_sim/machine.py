@@ -19,7 +19,7 @@ from typing import Any, ClassVar, Literal, Protocol
 
 import numpy as np
 
-from pallas_sim.chips import TARGETS, Accumulations, accumulations, cores_of
+from pallas_sim.chips import TARGETS, Accumulations, accumulations, arithmetic_of, cores_of
 from pallas_sim.errors import DeadlockError, OptionError, SimulationError, SimulationLimitError
 from pallas_sim.findings import Finding, Owner, Wait
 from pallas_sim.findings import Kind as FindingKind
@@ -88,7 +88,7 @@ class Machine:
       notes: behavior of the chip that the run used and no document describes.
       steps: equations evaluated so far.
       fallbacks: how often JAX evaluated a primitive that has no rule, by name.
-      arithmetic: ``"chip"`` or ``"float32"``, how products are added; "" for the chip's default.
+      arithmetic: ``"chip"`` or ``"float32"``, as of ``chips.arithmetic_of``; "" for the default.
       error_seed: decides the errors of functions; None for ``seed``. Runs that differ in ``seed``
         only have the same errors with it, as on a chip.
       read_fences: which TMA copies need a fence after the reads of what they overwrite: see
@@ -182,6 +182,15 @@ class Machine:
           OptionError: there is no such arithmetic, or that of the chip is not known.
         """
         return accumulations(self.target, self.arithmetic)
+
+    @cached_property
+    def multiplies_in_passes(self) -> bool:
+        """Whether it is a TPU that multiplies float32 in passes of bfloat16; see ``products``.
+
+        Raises:
+          OptionError: as of ``accumulations``.
+        """
+        return self.platform == "tpu" and arithmetic_of(self.target, self.arithmetic) == "chip"
 
     @cached_property
     def errors_of_functions(self) -> Errors | None:
