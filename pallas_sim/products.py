@@ -152,7 +152,7 @@ def _cut(x: Array) -> tuple[Array, Array]:
     return high, x - high
 
 
-def _as_bfloat16(x: Array) -> Array:
+def _as_bfloat16(x: Any) -> Any:
     """Return float32 rounded to bfloat16; other numbers as they are."""
     if x.dtype != FLOAT32:
         return x
