@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 Dims = Sequence[int]
 
 
-@rule("dot_general", "sum_of_product", threaded=True, computes=True)
+@rule("dot_general", "sum_of_product", threaded=True)
 def _dot_general(eqn: Equation) -> Evaluate:
     """Contract two arrays, and add a third one if there is one; see ``products`` for dtypes.
 
