@@ -528,6 +528,7 @@ def _is_inexact(array: Any) -> bool:
 
 # The effect of rounding on the outputs of a reference, measured with random roundings.
 
+
 def noise_of(
     oracle: Evaluation,
     baseline: Leaves,
