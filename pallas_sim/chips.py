@@ -322,34 +322,54 @@ def memory_stats(target: str, cores: int | None = None) -> dict[str, int] | None
     return {**stats, "largest_free_block_bytes": limit, "bytes_limit": limit} if limit else None
 
 
+#: TPUs whose products of float32 were read off the code that libtpu makes; see ``products``.
+_READ = frozenset(TPUS)
+
+
 def is_known(target: str) -> bool:
-    """Return whether it is known how the tensor cores of a chip add products."""
-    return target in GPUS and GPUS[target].capability in ACCUMULATIONS
+    """Return whether it is known how a chip multiplies and adds."""
+    return target in _READ or (target in GPUS and GPUS[target].capability in ACCUMULATIONS)
 
 
-def accumulations(target: str, arithmetic: str = "") -> Accumulations:
-    """Return how the tensor cores of a chip add products; empty if sums are those of float32.
+def arithmetic_of(target: str, arithmetic: str = "") -> str:
+    """Return the arithmetic that a chip is simulated with: ``"chip"`` or ``"float32"``.
 
     Args:
       target: name of the chip.
-      arithmetic: ``"chip"``: sums keep the bits that tensor cores keep; ``"float32"``: they are
-        those of float32; "" for ``"chip"`` where it was compared with a chip, else ``"float32"``.
+      arithmetic: ``"chip"``: sums keep the bits that tensor cores keep, TPUs multiply float32 in
+        passes of bfloat16, and functions have the errors of a chip; ``"float32"``: none of it;
+        "" for ``"chip"`` where it was compared with a chip, else ``"float32"``.
 
     Raises:
       OptionError: there is no such arithmetic, or that of this chip is not known.
     """
-    capability = GPUS[target].capability if target in GPUS else 0
-    arithmetic = arithmetic or ("chip" if capability in COMPARED else "float32")
-    if arithmetic not in ("chip", "float32"):
+    if arithmetic not in ("", "chip", "float32"):
         raise OptionError(f"unknown arithmetic {arithmetic!r}; valid: chip, float32")
-    if arithmetic == "float32":
-        return {}
-    if not is_known(target):
+    if not arithmetic:
+        compared = target in GPUS and GPUS[target].capability in COMPARED
+        return "chip" if compared else "float32"
+    if arithmetic == "chip" and not is_known(target):
         raise OptionError(
             f"arithmetic='chip': how {target} adds products is not known; it is known of "
-            f"{', '.join(filter(is_known, GPUS))}. Leave it out, or say arithmetic='float32'"
+            f"{', '.join(filter(is_known, (*GPUS, *TPUS)))}. Leave it out, or say "
+            "arithmetic='float32'"
         )
-    return ACCUMULATIONS[capability]
+    return arithmetic
+
+
+def accumulations(target: str, arithmetic: str = "") -> Accumulations:
+    """Return how the tensor cores of a GPU add products; empty if sums are those of float32.
+
+    Args:
+      target: name of the chip; of a TPU it is not known.
+      arithmetic: see ``arithmetic_of``.
+
+    Raises:
+      OptionError: as of ``arithmetic_of``.
+    """
+    if arithmetic_of(target, arithmetic) == "float32" or target not in GPUS:
+        return {}
+    return ACCUMULATIONS[GPUS[target].capability]
 
 
 @dataclass(frozen=True)

@@ -547,7 +547,7 @@ def _computes(eqn: Any) -> bool:
     if eqn is None or eqn.effects or any(hasattr(atom.aval, "inner_aval") for atom in eqn.invars):
         return False
     rule = find_rule(eqn.primitive.name, home_of_primitive(eqn.primitive))
-    if rule is not None and not rule.threaded:
+    if rule is not None and (rule.computes or not rule.threaded):
         return True
     calls = eqn.primitive.name in CALLS or eqn.primitive.name == "cond"
     bodies = [open_jaxpr(jaxpr)[0] for jaxpr in sub_jaxprs(eqn)]

@@ -19,10 +19,11 @@ from typing import Any, ClassVar, Literal, Protocol
 
 import numpy as np
 
-from pallas_sim.chips import TARGETS, Accumulations, accumulations, cores_of
+from pallas_sim.chips import TARGETS, Accumulations, accumulations, arithmetic_of, cores_of
 from pallas_sim.errors import DeadlockError, OptionError, SimulationError, SimulationLimitError
 from pallas_sim.findings import Finding, Owner, Wait
 from pallas_sim.findings import Kind as FindingKind
+from pallas_sim.functions import Errors, hashed_errors
 from pallas_sim.memory import AllocationKey, Ref, Region
 from pallas_sim.recording import Copy, Entered, Recording, Semaphore
 from pallas_sim.scheduler import Scheduler
@@ -88,7 +89,9 @@ class Machine:
       idle: the grids of kernels that had no programs, by name and source line of the kernel.
       steps: equations evaluated so far.
       fallbacks: how often JAX evaluated a primitive that has no rule, by name.
-      arithmetic: ``"chip"`` or ``"float32"``, how products are added; "" for the chip's default.
+      arithmetic: ``"chip"`` or ``"float32"``, as of ``chips.arithmetic_of``; "" for the default.
+      error_seed: decides the errors of functions; None for ``seed``. Runs that differ in ``seed``
+        only have the same errors with it, as on a chip.
       read_fences: which TMA copies need a fence after the reads of what they overwrite: see
         ``READ_FENCES``.
       outputs: is called with each kernel's equation and outputs, or None.
@@ -125,6 +128,7 @@ class Machine:
     steps: int = 0
     fallbacks: Counter[str] = field(default_factory=Counter)
     arithmetic: str = ""
+    error_seed: int | None = None
     read_fences: str = ""
     outputs: Callable[[Any, list[Any]], None] | None = None
     ahead: bool = True
@@ -180,6 +184,26 @@ class Machine:
           OptionError: there is no such arithmetic, or that of the chip is not known.
         """
         return accumulations(self.target, self.arithmetic)
+
+    @cached_property
+    def multiplies_in_passes(self) -> bool:
+        """Whether it is a TPU that multiplies float32 in passes of bfloat16; see ``products``.
+
+        Raises:
+          OptionError: as of ``accumulations``.
+        """
+        return self.platform == "tpu" and arithmetic_of(self.target, self.arithmetic) == "chip"
+
+    @cached_property
+    def errors_of_functions(self) -> Errors | None:
+        """The errors of elementwise functions in kernels; None if they have those of numpy.
+
+        Raises:
+          OptionError: as of ``accumulations``.
+        """
+        if self.platform != "gpu" or not self.accumulations:
+            return None
+        return hashed_errors(self.seed if self.error_seed is None else self.error_seed)
 
     @cached_property
     def scheduler(self) -> Scheduler:
@@ -471,6 +495,11 @@ class Thread:
 
     #: Whether it runs on warps of a Mosaic GPU kernel: a ``GpuThread``.
     is_warpgroup: ClassVar[bool] = False
+
+    @property
+    def approximates(self) -> bool:
+        """Whether its kernel asks for approximate functions: ``approx_math`` of Mosaic GPU."""
+        return False
 
     def __post_init__(self) -> None:
         """Take a number, unless it has one."""

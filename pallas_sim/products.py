@@ -4,8 +4,9 @@ Floats of less than 32 bits are widened to float32, multiplied there, and rounde
 multiplied as floats wherever all sums are exact in those: BLAS is about fifty times faster than
 numpy's products of integers. Sums of integers wrap around in the dtype of the result.
 
-The precision that a program names for a product is not simulated: float32 is never rounded to
-bfloat16 or TensorFloat-32 before it is multiplied.
+The precision that a program names for a product counts only with the arithmetic of a chip: then
+TPUs multiply float32 in passes (``product_in_passes``), and GPUs round it
+(``gpu.tensor_cores``).
 """
 
 from __future__ import annotations
@@ -19,7 +20,18 @@ import ml_dtypes
 import numpy as np
 
 from pallas_sim.chips import Accumulation
-from pallas_sim.dtypes import FLOAT16, FLOAT32, FLOAT64, Array, Dtype, converter, is_integer
+from pallas_sim.dtypes import (
+    BFLOAT16,
+    FLOAT16,
+    FLOAT32,
+    FLOAT64,
+    Array,
+    Dtype,
+    convert,
+    converter,
+    is_float,
+    is_integer,
+)
 
 Unary = Callable[[Any], Any]
 Multiply = Callable[[Any, Any], Any]
@@ -68,6 +80,85 @@ def _batched(a: Array, b: Array) -> Array:
     if a.size * b.shape[-1] < _BLAS and b.size:
         return np.einsum("...ik,...kj->...ij", a, np.ascontiguousarray(b))
     return np.matmul(a, b)
+
+
+# Products of float32 on TPUs: one pass of bfloat16, or several of parts of the operands.
+#
+# This is the code that libtpu 0.0.50.1 makes of ``dot_general`` in a kernel, for v4, v5e, v5p, v6e
+# and tpu7x alike. Parts are cut off by a mask of the upper 16 bits, and what remains is subtracted.
+# Passes are added in float32, from the least. Where a pass gets float32, the MXU takes it as
+# bfloat16; how it rounds is not in the code, and to nearest here.
+
+
+#: The passes of a product of float32 by its precision; without one, those of ``DEFAULT``.
+_PASSES = {"DEFAULT": 1, "HIGH": 3, "HIGHEST": 6}
+
+
+def passes_of(precision: Any) -> int:
+    """Return how many passes a TPU makes of a product of float32; 0 if it is not known.
+
+    Args:
+      precision: the parameter of ``dot_general``.
+    """
+    parts: Any = precision if isinstance(precision, tuple) else (precision,)
+    names = {"DEFAULT" if part is None else getattr(part, "name", "") for part in parts}
+    return _PASSES.get(names.pop(), 0) if len(names) == 1 else 0
+
+
+def takes_passes(lhs: Any, rhs: Any, passes: int) -> bool:
+    """Return whether a TPU makes so many passes of a product of these dtypes.
+
+    Operands of 16 bits or fewer are exact in one pass, of which there is one. With a precision,
+    libtpu refuses a product of float32 and another float.
+    """
+    dtypes = [np.dtype(lhs), np.dtype(rhs)]
+    if passes > 1:
+        return dtypes == [FLOAT32, FLOAT32]
+    return passes == 1 and FLOAT32 in dtypes and all(map(is_float, dtypes))
+
+
+def product_in_passes(multiply: Multiply, a: Array, b: Array, passes: int) -> Array:
+    """Multiply as a TPU does, arrays of numpy or JAX.
+
+    Args:
+      multiply: of matrices of the dtypes of ``a`` and ``b``, with a result of float32.
+      a: float32; with one pass, it may be another float.
+      b: likewise.
+      passes: 1, 3 or 6.
+    """
+    if passes == 1:
+        return multiply(_as_bfloat16(a), _as_bfloat16(b))
+    (a_high, a_rest), (b_high, b_rest) = _cut(a), _cut(b)
+    if passes == 3:
+        pairs = [(_as_bfloat16(a_rest), b_high), (a_high, _as_bfloat16(b_rest))]
+    else:
+        (a_middle, a_low), (b_middle, b_low) = _cut(a_rest), _cut(b_rest)
+        pairs = [
+            (_cut(a_low)[0], b_high),
+            (a_high, _cut(b_low)[0]),
+            (_as_bfloat16(a_rest), _as_bfloat16(b_rest)),
+            (a_middle, b_high),
+            (a_high, b_middle),
+        ]
+    first, *others = [multiply(left, right) for left, right in (*pairs, (a_high, b_high))]
+    for product in others:
+        first = first + product
+    return first
+
+
+def _cut(x: Array) -> tuple[Array, Array]:
+    """Return the upper 16 bits of float32, as bfloat16 has, and what is left."""
+    high = (x.view(np.uint32) & np.uint32(0xFFFF0000)).view(np.float32)
+    return high, x - high
+
+
+def _as_bfloat16(x: Any) -> Any:
+    """Return float32 rounded to bfloat16; other numbers as they are."""
+    if x.dtype != FLOAT32:
+        return x
+    if isinstance(x, np.ndarray | np.generic):
+        return convert(convert(x, BFLOAT16), FLOAT32)
+    return x.astype(BFLOAT16).astype(FLOAT32)
 
 
 def working_dtype(*dtypes: Dtype) -> Dtype:

@@ -77,10 +77,12 @@ class Rule:
       threaded: whether that function takes the ``Thread`` that evaluates it, before the operands.
         A rule is threaded if it reads or writes memory, runs another program, or needs to know
         where it runs.
+      computes: whether all that a threaded one does is to compute its results.
     """
 
     bind: Callable[[Equation], Evaluate]
     threaded: bool = False
+    computes: bool = False
 
 
 _RULES: dict[tuple[str, str], Rule] = {}
@@ -90,13 +92,14 @@ _DEFERRED: list[str] = []
 
 
 def rule(
-    *names: str, threaded: bool = False, home: str = ""
+    *names: str, threaded: bool = False, computes: bool = False, home: str = ""
 ) -> Callable[[Callable[[Equation], Evaluate]], Callable[[Equation], Evaluate]]:
     """Register a rule for the primitives of these names.
 
     Args:
       names: of the primitives, as they are printed in a jaxpr.
       threaded: see ``Rule``.
+      computes: see ``Rule``.
       home: the end of the name of the module that defines the primitive, where another one has the
         same name; the rule of that home goes first.
 
@@ -113,7 +116,7 @@ def rule(
             known = _RULES.get((name, home))
             if known is not None and not _is_again(known.bind, bind):
                 raise ValueError(f"there are two rules for the primitive {name!r}")
-            _RULES[name, home] = Rule(bind, threaded)
+            _RULES[name, home] = Rule(bind, threaded, computes)
         return bind
 
     return register

@@ -326,14 +326,15 @@ def simulate(
         ``"h100"``, ``"h200"`` or ``"b200"``. By default ``"v6e"``, or ``"h100"`` if all kernels
         that show their platform are for GPUs; with ``jit=False`` always ``"v6e"``. If a TPU is
         named, kernels that its compiler refuses for their operations or dtypes are refused here.
-      seed: decides everything that hardware may do in any order.
+      seed: decides everything that hardware may do in any order, and the errors of functions.
       limits: how many equations may be evaluated, and how much memory used.
       machine: where it runs, in place of a new one of that target, seed, limits, arithmetic and
         fences.
       jit: False to call the function as it is, because it needs the values of its arguments.
-      arithmetic: how tensor cores add products: ``"chip"``, with the bits that they keep, or
-        ``"float32"``. By default ``"chip"`` on chips that gave the same bits: ``"h100"`` and
-        ``"h200"``; also known of ``"a100"`` and ``"b200"``. See docs/simulator.md.
+      arithmetic: ``"chip"``: the sums of tensor cores keep the bits that the chip keeps, functions
+        of GPUs have its errors, and TPUs multiply float32 in passes; or ``"float32"``. By default
+        ``"chip"`` on chips that gave the same bits: ``"h100"`` and ``"h200"``; also known of
+        ``"a100"``, ``"b200"`` and TPUs. See docs/simulator.md.
       read_fences: which TMA copies of a GPU need a fence after threads have read what they
         overwrite: ``"kernel"``, those that the kernel starts itself (the default), ``"all"``, also
         those of JAX's pipelines, or ``"none"``. See docs/simulator.md.

@@ -366,8 +366,9 @@ class Options:
     sanitize: tuple[str, ...] = _option(("all",), listed, "LIST",
         "sanitizers to run: all (default), none, or a list, such as races", marked=True)
     arithmetic: str = _option("", one_of("chip", "float32"), "WHAT",
-        "how simulated GPUs add the products of tensor cores: chip, with the bits that they keep, "
-        "or float32 (default: chip on h100 and h200, which were compared with a chip)", marked=True)
+        "how simulated chips compute: as the chip (chip: sums of tensor cores, functions of GPUs, "
+        "passes of TPUs), or in float32 (default: chip on h100 and h200, which were compared with "
+        "a chip)", marked=True)
     read_fences: str = _option("", one_of("kernel", "all", "none"), "WHICH",
         "which TMA copies of simulated GPUs need a fence (commit_smem) after threads have read "
         "what they overwrite: those that the kernel starts itself (kernel, the default), also "

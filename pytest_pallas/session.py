@@ -331,7 +331,7 @@ class Session:
         return options.timeout if self.mutant is None else min(options.timeout, _MUTANT_SECONDS)
 
     def arithmetic(self, options: Options, backend: Backend) -> str:
-        """Return how a backend adds products: ``"chip"``, ``"float32"``, or "" for the default.
+        """Return how a backend computes: ``"chip"``, ``"float32"``, or "" for the default.
 
         A simulator that only ``auto`` or ``all`` selected keeps its default where the arithmetic of
         its chip is not known.

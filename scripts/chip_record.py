@@ -4,9 +4,10 @@
     python scripts/chip_record.py compare FILE [--target h200]
 
 A record has products of ``wgmma`` (Hopper) and of Triton's ``dot``, conversions to float8, and
-elementwise functions. The simulator claims the bits of products and conversions: the exit status of
-``compare`` is 1 if one of those differs, and 2 for a file that cannot be compared. Differences of
-functions are counted. ``write`` leaves out what the GPU or this JAX refuses, and prints
+elementwise functions. The simulator claims the bits of products and conversions, and bounds of
+functions of float32: the exit status of ``compare`` is 1 if one of the former differs or one of the
+latter is outside, and 2 for a file that cannot be compared. Differences of other functions are
+counted. ``write`` leaves out what the GPU or this JAX refuses, and prints
 why.
 """
 
@@ -15,6 +16,7 @@ from __future__ import annotations
 import argparse
 import datetime
 import functools
+import itertools
 import json
 import multiprocessing
 import sys
@@ -34,6 +36,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from pallas_sim import simulate
 from pallas_sim.chips import GPUS
 from pallas_sim.errors import OptionError
+from pallas_sim.functions import APPROXIMATE_FUNCTIONS, FUNCTIONS
 
 Array = np.ndarray[Any, Any]
 Kernel = Callable[..., Any]
@@ -82,9 +85,50 @@ _FUNCTIONS: Mapping[str, Callable[..., Any]] = {
 }
 
 
+#: The primitives of functions with other names, and their first operand.
+_DIVISIONS: Mapping[str, np.float32] = {"divide": np.float32(3), "reciprocal": np.float32(1)}
+
+
 def is_claimed(name: str) -> bool:
     """Whether the simulator claims the bits of a call (docs/simulator.md)."""
     return name.rpartition(".")[2] not in _FUNCTIONS
+
+
+def is_bounded(name: str) -> bool:
+    """Whether the simulator claims bounds of a call: of most functions of float32."""
+    _, dtype, how = name.split(".")
+    return dtype == "float32" and (how in _DIVISIONS or how in FUNCTIONS)
+
+
+def bounds(name: str, x: Array, part: float = 1.0) -> tuple[Array, Array]:
+    """The least and the largest result of a function, by the errors of the simulator.
+
+    Args:
+      name: of the call, one that ``is_bounded``.
+      x: operands, float32.
+      part: the largest error, as a part of its bound.
+    """
+    route, _, how = name.split(".")
+    table = APPROXIMATE_FUNCTIONS if route == "mosaic_approx" else FUNCTIONS
+    compute = table["div" if how in _DIVISIONS else how]
+    operands = (_DIVISIONS[how], x) if how in _DIVISIONS else (x,)
+    results: list[Array] = []
+    for pair in itertools.product((-part, part), repeat=2):
+        signs = itertools.cycle(pair)  # one for each part of a composed function
+
+        def error(x: Array, signs: Iterator[float] = signs) -> Array:
+            return np.full(np.shape(x), next(signs))
+
+        with np.errstate(all="ignore"):
+            results.append(compute(*operands, error))
+    return np.fmin.reduce(results), np.fmax.reduce(results)
+
+
+def outside(name: str, x: Array, results: Array, part: float = 1.0) -> int:
+    """How many results of a chip are outside of ``bounds``."""
+    low, high = bounds(name, x, part)
+    inside = (low <= results) & (results <= high) | (np.isnan(low) & np.isnan(results))
+    return int((~inside).sum())
 
 
 @dataclass(frozen=True)
@@ -307,8 +351,10 @@ def call_of(record: Mapping[str, Array], name: str) -> tuple[Kernel, list[Array]
 
 
 def different(record: ChipRecord, name: str, target: str = "") -> int:
-    """How many elements of a call have other bits on ``gpu-sim``."""
+    """How many elements of a call have other bits on ``gpu-sim``, or are outside of its bounds."""
     kernel, operands = call_of(record.arrays, name)
+    if is_bounded(name):
+        return outside(name, operands[0], record.arrays[f"{name}.o"])
     values = np.asarray(simulate(kernel, *operands, target=target or record.target).values)
     wanted = record.arrays[f"{name}.o"]
     return int((_bits(values) != _bits(wanted)).sum())
@@ -493,9 +539,11 @@ def main(words: list[str] | None = None) -> int:
             result = f"gpu-sim raised {_first_line(error)}"
             wrong |= is_claimed(name)
         else:
-            result = f"{count} of {record.arrays[f'{name}.o'].size} elements differ"
-            wrong |= is_claimed(name) and count > 0
-        print(f"{name}: {result}" + ("" if is_claimed(name) else ", whose bits are not claimed"))
+            how = "are outside of the bounds" if is_bounded(name) else "differ"
+            result = f"{count} of {record.arrays[f'{name}.o'].size} elements {how}"
+            wrong |= (is_claimed(name) or is_bounded(name)) and count > 0
+        bits = is_claimed(name) or is_bounded(name)
+        print(f"{name}: {result}" + ("" if bits else ", whose bits are not claimed"))
     return int(wrong)
 
 

@@ -262,6 +262,7 @@ def _execute(
                 thread.publish(ref, "operand", number, shared=True)
         launch = GpuLaunch(thread, kernel.mesh, registers=kernel.registers, tiles=tiles)
         launch.lanes_apart = getattr(kernel.params, "unsafe_no_auto_barriers", False)
+        launch.approximates = getattr(kernel.params, "approx_math", False)
         if kernel.early:
             # Accesses of the kernels ahead to its operands take part in the order of this one.
             launch.start = begin_early(thread, values)

@@ -54,6 +54,7 @@ class GpuLaunch:
       registers: that a thread has at least when it begins.
       lanes_apart: whether the lanes of a warpgroup do not wait for each other before one of them
         starts a copy: ``unsafe_no_auto_barriers``.
+      approximates: whether functions are approximate: ``approx_math``.
       tiles: returns the tiles that JAX chooses for the shared memory of each copy, by ``key_of``
         its equation's parameters.
     """
@@ -67,6 +68,7 @@ class GpuLaunch:
     start: EarlyStart | None = None
     registers: int = 0
     lanes_apart: bool = False
+    approximates: bool = False
     tiles: Callable[[], Mapping[CopyKey, tuple[int, ...]]] = dict
 
 
@@ -386,6 +388,11 @@ class GpuThread(Thread):
     def kernel_launch(self) -> GpuLaunch:
         """The launch that it belongs to."""
         return self.block.cluster.launch
+
+    @property
+    def approximates(self) -> bool:
+        """As of any thread."""
+        return self.kernel_launch.approximates
 
     def elsewhere(
         self, ref: Ref, places: Sequence[Elsewhere], operands: Sequence[Any], line: str

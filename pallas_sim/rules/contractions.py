@@ -15,7 +15,16 @@ from numpy.lib.stride_tricks import as_strided
 
 from pallas_sim.chips import Accumulation
 from pallas_sim.dtypes import Array, compute_dtype, convert
-from pallas_sim.products import Multiply, Unary, least_exponent, multiplier, truncated_product
+from pallas_sim.products import (
+    Multiply,
+    Unary,
+    least_exponent,
+    multiplier,
+    passes_of,
+    product_in_passes,
+    takes_passes,
+    truncated_product,
+)
 from pallas_sim.registry import Equation, Evaluate, rule
 from pallas_sim.rules.shapes import padder
 
@@ -29,14 +38,22 @@ Dims = Sequence[int]
 def _dot_general(eqn: Equation) -> Evaluate:
     """Contract two arrays, and add a third one if there is one; see ``products`` for dtypes.
 
-    ``out_sharding`` is ignored, and so is ``precision``, except in a kernel for Triton on a chip
-    whose arithmetic is known. There, an accumulator begins at what is added.
+    ``out_sharding`` is ignored, and so is ``precision``, except in kernels for Triton and TPUs with
+    the arithmetic of the chip. Triton's accumulator begins at what is added.
     """
     lhs, rhs, *addend = eqn.ins
     dims = eqn.params["dimension_numbers"]
     depth = prod(lhs.shape[axis] for axis in dims[0][0])
     multiply = multiplier(lhs.dtype, rhs.dtype, eqn.out.dtype, depth, batched=bool(dims[1][0]))
     contract = contraction(lhs.shape, rhs.shape, dims, multiply)
+    passes = passes_of(eqn.params["precision"])
+    if not takes_passes(lhs.dtype, rhs.dtype, passes):
+        passes = 0
+
+    def in_passes(a: Any, b: Any) -> Any:
+        return product_in_passes(multiply, a, b, passes)
+
+    contract_in_passes = contraction(lhs.shape, rhs.shape, dims, in_passes)
     by_chip: dict[str, Evaluate] = {}
 
     def default(a: Any, b: Any, *c: Any) -> Any:
@@ -69,6 +86,10 @@ def _dot_general(eqn: Equation) -> Evaluate:
     def evaluate(thread: Thread, *operands: Any) -> Any:
         machine = thread.machine
         if not thread.kernels or not machine.accumulations:
+            if passes and thread.kernels and machine.multiplies_in_passes:
+                a, b, *c = operands
+                product = contract_in_passes(a, b)
+                return product + c[0] if c else product
             return default(*operands)
         product = by_chip.get(machine.target)
         if product is None:

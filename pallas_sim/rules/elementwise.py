@@ -6,13 +6,13 @@ are computed in, rounded once. The rules of other modules use it too.
 
 from __future__ import annotations
 
+import functools
 import operator
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pallas_sim.chips import GPUS
 from pallas_sim.dtypes import (
     FLOAT32,
     SMALL,
@@ -26,6 +26,7 @@ from pallas_sim.dtypes import (
     rounding,
     widen,
 )
+from pallas_sim.functions import APPROXIMATE_FUNCTIONS, FUNCTIONS
 from pallas_sim.registry import Equation, Evaluate, rule
 
 if TYPE_CHECKING:
@@ -81,9 +82,48 @@ def register(functions: Mapping[str, Evaluate], *, once: bool = False) -> None:
     """
     for name, function in functions.items():
 
-        @rule(name)
         def _bind(eqn: Equation, function: Evaluate = function) -> Evaluate:
             return elementwise(eqn, function, direct(eqn, function) if once else None)
+
+        (function_rule if name in FUNCTIONS else rule)(name)(_bind)
+
+
+def function_rule(
+    name: str, instruction: Callable[[Equation], Evaluate] | None = None
+) -> Callable[[Callable[[Equation], Evaluate]], Callable[[Equation], Evaluate]]:
+    """Register the rule of a function that kernels of GPUs compute as the chip does: ``functions``.
+
+    Args:
+      name: of the primitive.
+      instruction: binds it in these kernels where that is not known; by default like elsewhere.
+    """
+
+    def register(bind: Callable[[Equation], Evaluate]) -> Callable[[Equation], Evaluate]:
+        @functools.wraps(bind)
+        def bind_both(eqn: Equation) -> Evaluate:
+            elsewhere = bind(eqn)
+            in_kernels = instruction(eqn) if instruction else elsewhere
+            if any(aval.dtype != FLOAT32 for aval in eqn.ins):
+                exact, approximate = None, None
+            else:
+                exact, approximate = FUNCTIONS[name], APPROXIMATE_FUNCTIONS[name]
+
+            def evaluate(thread: Thread, *operands: Any) -> Any:
+                machine = thread.machine
+                if not thread.kernels or machine.platform != "gpu":
+                    return elsewhere(*operands)
+                function, errors = exact, machine.errors_of_functions
+                if function is None or errors is None:
+                    return in_kernels(*operands)
+                if thread.approximates and approximate is not None:
+                    function = approximate
+                return function(*operands, errors)[()]
+
+            return evaluate
+
+        return rule(name, threaded=True, computes=True)(bind_both)
+
+    return register
 
 
 # Operators of Python are numpy's functions, but faster where both operands are scalars.
@@ -102,7 +142,7 @@ register(
 )
 
 
-@rule("div")
+@function_rule("div")
 def _div(eqn: Equation) -> Evaluate:
     dtype = eqn.ins[0].dtype
     if not is_integer(dtype):
@@ -225,7 +265,7 @@ def _sign(eqn: Equation) -> Evaluate:
     return elementwise(eqn, np.sign)
 
 
-@rule("rsqrt")
+@function_rule("rsqrt")
 def _rsqrt(eqn: Equation) -> Evaluate:
     one = compute_dtype(eqn.ins[0].dtype).type(1)
     return elementwise(eqn, lambda x: one / np.sqrt(x))
@@ -327,7 +367,8 @@ def _integer_pow(eqn: Equation) -> Evaluate:
 # numpy and scipy compute them in float32, or float64, where JAX uses approximations of its own: the
 # results differ by an ulp or two, and seldom at all after rounding to bfloat16 or float16. Where
 # JAX composes a function of others, and rounds between, so do the rules. In kernels of GPUs, exp2
-# and log2 are instructions, whose results are rounded once.
+# and log2 are instructions, whose results are rounded once, and functions of float32 have the error
+# of the chip (``pallas_sim.functions``).
 
 
 #: Functions that numpy calls as JAX does.
@@ -344,37 +385,25 @@ _ARCS = {
 register({**{name: getattr(np, name) for name in _SAME_NAMES}, **_ARCS})
 
 
-@rule("exp2", threaded=True)
+@function_rule("exp2", lambda eqn: elementwise(eqn, np.exp2))
 def _exp2(eqn: Equation) -> Evaluate:
     dtype = eqn.ins[0].dtype
     scale = widen(np.array(np.log(2), dtype))[()]
     rounded = rounding(dtype)
-    composed = elementwise(eqn, lambda x: np.exp(rounded(scale * x)))
-    return _instruction_of_gpus(elementwise(eqn, np.exp2), composed)
+    return elementwise(eqn, lambda x: np.exp(rounded(scale * x)))
 
 
-@rule("log2", threaded=True)
+@function_rule("log2", lambda eqn: elementwise(eqn, np.log2))
 def _log2(eqn: Equation) -> Evaluate:
     dtype = eqn.ins[0].dtype
     if is_complex(dtype):
         dtype = np.zeros((), dtype).real.dtype
     scale = widen(np.array(1.4426950408889634, dtype))[()]
     rounded = rounding(eqn.ins[0].dtype)
-    composed = elementwise(eqn, lambda x: rounded(np.log(x)) * scale)
-    return _instruction_of_gpus(elementwise(eqn, np.log2), composed)
+    return elementwise(eqn, lambda x: rounded(np.log(x)) * scale)
 
 
-def _instruction_of_gpus(instruction: Evaluate, composed: Evaluate) -> Evaluate:
-    """What a kernel of a GPU computes by an instruction, and others compose."""
-
-    def evaluate(thread: Thread, *operands: Any) -> Any:
-        on_gpu = thread.kernels and thread.machine.target in GPUS
-        return (instruction if on_gpu else composed)(*operands)
-
-    return evaluate
-
-
-@rule("logistic")
+@function_rule("logistic")
 def _logistic(eqn: Equation) -> Evaluate:
     dtype = eqn.ins[0].dtype
     rounded = rounding(dtype)

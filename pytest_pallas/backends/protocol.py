@@ -185,8 +185,8 @@ class RunSettings:
       observer: receives events before and after the execution, or None.
       rewriting: makes another program of the traced one, a closed jaxpr, before it runs; None
         keeps it. Equal and hashable where the programs are the same: caches of runs rely on it.
-      arithmetic: how the simulator adds products: ``"chip"`` or ``"float32"``; "" for the default
-        of its chip.
+      arithmetic: how the simulator computes: ``"chip"`` or ``"float32"``; "" for the default of its
+        chip.
       read_fences: which TMA copies need a fence after reads on a simulated GPU: see
         ``pallas_sim.simulate``.
     """

@@ -339,6 +339,7 @@ def _machine(
         monitored=_is_monitored(call),
         timeline=timeline,
         arithmetic=call.settings.arithmetic,
+        error_seed=0,  # checks compare the bits of other schedules
         read_fences=call.settings.read_fences,
         shared_bytes=_counter(backend, call),
         # A mistake that was put in shall fail by what it does.

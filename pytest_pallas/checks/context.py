@@ -14,7 +14,8 @@ import jax
 import numpy as np
 
 from pallas_sim.chips import ACCUMULATIONS, accumulations
-from pallas_sim.dtypes import is_float, wide
+from pallas_sim.chips import arithmetic_of as arithmetic_of_chip
+from pallas_sim.dtypes import is_float, same_bits, wide
 from pallas_sim.errors import Fact, KernelError, PallasError, first_line
 from pytest_pallas.backends.ending import raised_words
 from pytest_pallas.backends.execution import brief
@@ -42,10 +43,10 @@ from pytest_pallas.errors import (
     facts_of,
 )
 from pytest_pallas.grid.kernel_calls import unsupported
+from pytest_pallas.judge.arithmetic import ChipArithmetic, arithmetic_of, lowest_precision
 from pytest_pallas.judge.judgement import Expected, compare_trees
 from pytest_pallas.judge.oracle import ExpectedCache
 from pytest_pallas.judge.references import Leaves, flatten
-from pytest_pallas.judge.roundings import ProductSums, coarsest_sums, lowest_precision
 from pytest_pallas.judge.tolerance import Comparison, ProductPrecision, Tolerance
 from pytest_pallas.record import Note
 from pytest_pallas.spec import Properties
@@ -300,26 +301,34 @@ def expect(context: CheckContext, args: tuple[Any, ...] | None = None) -> Expect
         nan_ok=context.nan_ok,
         products=product_precision(context),
     )
-    return expected.with_sums(lambda: product_sums(context))
+    return expected.with_chip(lambda: approximations(context))
 
 
 def product_precision(context: CheckContext) -> ProductPrecision | None:
     """Return the lowest precision that the kernel asks for products of float32 in this call.
 
-    None for float32, which kernels of TPUs and calls that JAX cannot trace are taken to have, and
-    what interpreters compute in.
+    None for float32, which calls that JAX cannot trace are taken to have, and what interpreters and
+    simulated TPUs with the arithmetic ``"float32"`` compute in.
     """
-    jaxpr = _gpu_jaxpr(context)
-    return None if jaxpr is None else lowest_precision(jaxpr)
+    jaxpr = _chip_jaxpr(context)
+    return None if jaxpr is None else lowest_precision(jaxpr, context.backend.platform)
 
 
-def product_sums(context: CheckContext) -> ProductSums | None:
-    """Return how the chip adds the products of the kernel in the context's call.
+def approximations(context: CheckContext) -> ChipArithmetic | None:
+    """Return the chip's arithmetic, with those functions only that the kernel wants approximate."""
+    chip = chip_arithmetic(context)
+    if chip is None or (chip.sums is None and not chip.approximate):
+        return None
+    return replace(chip, functions=chip.approximate)
 
-    None for sums of float32, which chips that are not known, interpreters, and calls that JAX
-    cannot trace are taken to have.
+
+def chip_arithmetic(context: CheckContext) -> ChipArithmetic | None:
+    """Return how the chip computes what the kernel in the context's call does.
+
+    None for float32, which chips that are not known, interpreters, and calls that JAX cannot trace
+    are taken to have.
     """
-    jaxpr = _gpu_jaxpr(context)
+    jaxpr = _chip_jaxpr(context) if context.backend.platform == "gpu" else None
     if jaxpr is None:
         return None
     if context.backend.kind == "hardware":
@@ -327,13 +336,16 @@ def product_sums(context: CheckContext) -> ProductSums | None:
         known = ACCUMULATIONS.get(int(float(device.compute_capability)), {})
     else:
         known = accumulations(chip_of(context.backend).name, context.settings.arithmetic)
-    return coarsest_sums(jaxpr, known)
+    return arithmetic_of(jaxpr, known) if known else None
 
 
-def _gpu_jaxpr(context: CheckContext) -> Any:
-    """Trace the context's call; None where no GPU computes, or if JAX cannot trace it."""
-    backend = context.backend
-    if backend.platform != "gpu" or backend.kind not in ("simulating", "hardware"):
+def _chip_jaxpr(context: CheckContext) -> Any:
+    """Trace the context's call; None if JAX cannot trace it, or no product is a chip's."""
+    backend, arithmetic = context.backend, context.settings.arithmetic
+    if backend.kind not in ("simulating", "hardware"):
+        return None
+    simulated = backend.kind == "simulating" and backend.platform == "tpu"
+    if simulated and arithmetic_of_chip(chip_of(backend).name, arithmetic) == "float32":
         return None
     return traced_jaxpr(call(context, context.kernel, context.arguments.args), backend)
 
@@ -343,7 +355,8 @@ def exactly(context: CheckContext) -> bool:
 
     The context must be exact, and every float input hold only small integers. If the kernel's
     products have less than float32, the baseline's must be exact in that precision. If the chip's
-    sums have fewer bits than float32, the oracle's must fit.
+    sums have fewer bits than float32, the oracle's must fit; if its functions are not rounded
+    correctly, such as a division, none of their errors may change the rounded oracle.
     """
     if not context.exact:
         return False
@@ -355,10 +368,24 @@ def exactly(context: CheckContext) -> bool:
                 return False
     if product_precision(context) is not None and not _is_exact(expect(context)):
         return False
-    sums = product_sums(context)
-    if sums is None or not sums.accumulation.is_narrow:
+    chip = chip_arithmetic(context)
+    if chip is None or not (chip.functions or (chip.sums and chip.sums.accumulation.is_narrow)):
         return True
-    return not any(errors.any() for errors in expect(context).errors_of_sums(sums).values())
+    return _is_exact_on(chip, expect(context))
+
+
+def _is_exact_on(chip: ChipArithmetic, expected: Expected) -> bool:
+    """Return whether the outputs are the rounded oracle with all errors of the chip."""
+    errors = expected.errors_of_chip(chip)
+    if chip.sums is not None and chip.sums.accumulation.is_narrow:
+        return not any(draws.any() for draws in errors.values())
+    oracle = dict(expected.oracle)
+    with np.errstate(all="ignore"):
+        return all(
+            same_bits((oracle[path] + draw).astype(answer.dtype), oracle[path].astype(answer.dtype))
+            for path, answer in expected.baseline
+            for draw in errors.get(path, ())
+        )
 
 
 def _is_exact(expected: Expected) -> bool:

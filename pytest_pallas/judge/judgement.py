@@ -36,7 +36,7 @@ from pytest_pallas.judge.tolerance import (
 from pytest_pallas.record import Note
 
 if TYPE_CHECKING:
-    from pytest_pallas.judge.roundings import ProductSums
+    from pytest_pallas.judge.arithmetic import ChipArithmetic
 
 
 @dataclass(frozen=True)
@@ -223,7 +223,7 @@ def judge_floats(
     spared = None
     if noise is not None:
         spared = excused(noise, measured, tolerance, dtype, limit, inexact=inexact)
-        limit = np.maximum(limit + spared.unknown, spared.elements) + spared.sums
+        limit = np.maximum(limit + spared.unknown, spared.elements) + spared.chip
     held = measured
     if measured.misclassed is not None:
         gap = overflow_gap(actual, measured.target, dtype)
@@ -248,7 +248,7 @@ def judge_floats(
         excused=verdict.wrong if count else None,
     )
     if rms is not None and spared is not None:
-        allowed = max(rms.allowed + spared.unknown_rms, spared.rms) + spared.sums_rms
+        allowed = max(rms.allowed + spared.unknown_rms, spared.rms) + spared.chip_rms
         rms = replace(rms, allowed=allowed)
     if rms is None or rms.error <= rms.allowed:
         return verdict
@@ -543,8 +543,8 @@ class Expected:
       least: the least magnitude that the oracle computes with, 0 if it is not known. Evaluated at
         its first use.
       products: the precision of the baseline's products of float32; None for float32.
-      errors_of_sums: by path, what adding products as tensor cores do changes in an output; see
-        ``oracle.errors_of_sums``. Evaluated at its first use.
+      errors_of_chip: by path, what computing as a chip changes in an output; see
+        ``oracle.errors_of_chip``. Evaluated at its first use.
       effects: by argument, whether an output depends on it; see ``oracle._effects``. Evaluated at
         its first use.
     """
@@ -558,19 +558,19 @@ class Expected:
     remarks: Sequence[str] = ()
     least: Callable[[], float] = lambda: 0.0
     products: ProductPrecision | None = None
-    errors_of_sums: Callable[[ProductSums], Mapping[str, Array]] = lambda _: {}
+    errors_of_chip: Callable[[ChipArithmetic], Mapping[str, Array]] = lambda _: {}
     effects: Callable[[], Mapping[str, bool]] = dict
 
-    def with_sums(self, sums: Callable[[], ProductSums | None]) -> Expected:
-        """Return the expected outputs of a kernel whose products are added as ``sums`` says."""
+    def with_chip(self, arithmetic: Callable[[], ChipArithmetic | None]) -> Expected:
+        """Return the expected outputs of a kernel that computes as ``arithmetic`` says."""
 
-        def noise_with_sums(path: str) -> Noise | None:
-            noise, added = self.noise(path), sums()
-            if noise is None or added is None:
+        def noise_with_chip(path: str) -> Noise | None:
+            noise, chip = self.noise(path), arithmetic()
+            if noise is None or chip is None:
                 return noise
-            return replace(noise, sums=self.errors_of_sums(added).get(path))
+            return replace(noise, chip=self.errors_of_chip(chip).get(path))
 
-        return replace(self, noise=noise_with_sums)
+        return replace(self, noise=noise_with_chip)
 
     @property
     def notes(self) -> tuple[Note, ...]:

@@ -21,6 +21,7 @@ from pytest_pallas.backends.execution import digest, to_numpy
 from pytest_pallas.backends.tracing import identity
 from pytest_pallas.budget import FLOAT_BYTES, LastUsed
 from pytest_pallas.errors import KernelReferenceError
+from pytest_pallas.judge.arithmetic import ChipArithmetic
 from pytest_pallas.judge.judgement import Expected
 from pytest_pallas.judge.precision import intended, precisions, widened
 from pytest_pallas.judge.references import (
@@ -31,7 +32,7 @@ from pytest_pallas.judge.references import (
     least_magnitude,
     name_of,
 )
-from pytest_pallas.judge.roundings import SPREAD, ProductSums, Rounding, rounded
+from pytest_pallas.judge.roundings import SPREAD, Rounding, rounded
 from pytest_pallas.judge.tolerance import (
     DRAWS,
     ROUNDING,
@@ -163,7 +164,7 @@ def expected(
         (*_by_jax(own, double), *oracle.remarks),
         functools.cache(lambda: least_magnitude(double)),
         products,
-        functools.cache(functools.partial(errors_of_sums, double)),
+        functools.cache(functools.partial(errors_of_chip, double)),
         effects,
     )
 
@@ -590,20 +591,23 @@ def _draws(
     return [np.stack([wide(leaf) for leaf in leaves]) for leaves in zip(*draws, strict=True)]
 
 
-def errors_of_sums(oracle: Evaluation, sums: ProductSums) -> Mapping[str, np.ndarray[Any, Any]]:
-    """Measure how each output changes if products are added as tensor cores add them.
+def errors_of_chip(
+    oracle: Evaluation, arithmetic: ChipArithmetic
+) -> Mapping[str, np.ndarray[Any, Any]]:
+    """Measure how each output changes if the chip's arithmetic takes the place of the exact one.
 
-    Each is float64[DRAWS, *shape]: the terms of the sums come in another order in each draw.
-    Nothing else is rounded. Empty for a reference that JAX cannot trace.
+    Each is float64[DRAWS, *shape]: in each draw, the terms of sums come in another order, and
+    functions have other errors. Nothing else is rounded. Empty for a reference that JAX cannot
+    trace.
 
     Args:
       oracle: the reference on float64.
-      sums: how the kernel's products are added.
+      arithmetic: how the kernel's products are added, and which functions are approximate.
     """
     if oracle.jaxpr is None:
         return {}
     generator = np.random.Generator(np.random.SFC64(0))
-    rounding = Rounding(0.0, 0.0, np.zeros, sums=sums, order=generator.permutation)
+    rounding = Rounding(0.0, 0.0, np.zeros, chip=arithmetic, generator=generator)
     try:
         draws = rounded(oracle.jaxpr, oracle.arrays, rounding, DRAWS)
     except Exception:  # a rule may not support these values

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from pallas_sim import product_in_passes
 from pallas_sim.errors import PallasError, SimulationError, SimulationLimitError
 from pallas_sim.traces import KERNEL_PRIMITIVES, open_jaxpr
 from pytest_pallas.backends.ending import raised_words
@@ -20,7 +21,7 @@ from pytest_pallas.backends.rewriting import closed_with, equations_of, with_equ
 from pytest_pallas.backends.tracing import StaticPart, apply, jitted, on_host, split
 from pytest_pallas.compat.fuzzing import is_rejection
 from pytest_pallas.errors import KernelReferenceError
-from pytest_pallas.judge.roundings import is_product, kept_bits
+from pytest_pallas.judge.arithmetic import is_product, kept_precision
 from pytest_pallas.judge.tolerance import FLOAT32_BITS, ProductPrecision
 
 #: Limit on the equations of a reference: about a minute.
@@ -179,7 +180,7 @@ def _with_precision(jaxpr: Any, products: ProductPrecision) -> Any:
     eqns: list[Any] = []
     for eqn in jaxpr.eqns:
         if is_product(eqn):
-            eqns += _with_rounded_operands(eqn, kept_bits(eqn.params, products))
+            eqns += _in_precision(eqn, kept_precision(eqn.params, products))
         elif eqn.primitive.name in KERNEL_PRIMITIVES:
             eqns.append(eqn)
         else:
@@ -188,15 +189,30 @@ def _with_precision(jaxpr: Any, products: ProductPrecision) -> Any:
     return jaxpr if same else with_equations(jaxpr, eqns, jaxpr.outvars)
 
 
-def _with_rounded_operands(eqn: Any, bits: int) -> list[Any]:
-    """Return a product, after the equations that round its operands."""
-    if bits >= FLOAT32_BITS:
+def _in_precision(eqn: Any, precision: ProductPrecision | None) -> list[Any]:
+    """Return the equations of a product in a precision; None is float32."""
+    if precision is None:
         return [eqn]
+    if precision.passes:
+        return _in_passes(eqn, precision.passes)
     operands = eqn.invars[:2]
     rounding, results = equations_of(
-        lambda *arrays: [_rounded_to(array, bits) for array in arrays], operands, eqn
+        lambda *arrays: [_rounded_to(array, precision.bits) for array in arrays], operands, eqn
     )
     return [*rounding, eqn.replace(invars=[*results, *eqn.invars[2:]])]
+
+
+def _in_passes(eqn: Any, passes: int) -> list[Any]:
+    """Return the equations of a product in the passes of a TPU."""
+
+    def product(a: Any, b: Any, *rest: Any) -> list[Any]:
+        def multiply(left: Any, right: Any) -> Any:
+            return eqn.primitive.bind(left, right, *rest, **eqn.params)
+
+        return [product_in_passes(multiply, a, b, passes)]
+
+    *eqns, last = equations_of(product, eqn.invars, eqn)[0]
+    return [*eqns, last.replace(outvars=eqn.outvars)]
 
 
 def _rounded_to(array: Any, bits: int) -> Any:

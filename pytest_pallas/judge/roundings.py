@@ -1,176 +1,31 @@
-"""Roundings of a program: what its products keep of float32, and random roundings of all it does.
+"""A traced function with a rounding error after every operation: Monte Carlo arithmetic.
 
-``lowest_precision``, ``kept_bits`` and ``coarsest_sums`` read off a trace how a GPU multiplies
-float32 and how its tensor cores add. ``rounded`` evaluates a traced function with a rounding error
-after every operation: Monte Carlo arithmetic (Parker, UCLA CSD-970002, 1997).
+Every float that an operation returns is changed by a small random amount, as rounding it would;
+evaluated several times, the results show what rounding does to this function at these inputs. The
+method is that of Parker, "Monte Carlo arithmetic: exploiting randomness in floating-point
+arithmetic", UCLA CSD-970002, 1997, and this is its random rounding of outputs. See ``rounded``.
 """
 
 from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 
-from pallas_sim import Equation, evaluate_with, tensor_core_product
-from pallas_sim.chips import Accumulation, Accumulations
+from pallas_sim import (
+    Equation,
+    deviation_of_function,
+    evaluate_with,
+    hashed_errors,
+    tensor_core_product,
+)
 from pallas_sim.dtypes import epsilon, is_complex, is_float, is_inexact
-from pallas_sim.traces import KERNEL_PRIMITIVES, sub_jaxprs, without_dead_code, written_for
-from pytest_pallas.grid.kernel_calls import kernel_calls
-from pytest_pallas.judge.tolerance import FLOAT32_BITS, ROUNDING, ProductPrecision
-
-_TF32 = ProductPrecision("tf32", 10)
-
-#: The algorithms of JAX that keep less than float32 of an operand, by name. ``X3`` adds up three
-#: products of parts of the operands, which have 11 significant bits in tf32 and 8 in bfloat16.
-_ALGORITHMS = {
-    "TF32_TF32_F32": _TF32,
-    "TF32_TF32_F32_X3": ProductPrecision("3 tf32", 21),
-    "F16_F16_F16": ProductPrecision("float16", 10),
-    "F16_F16_F32": ProductPrecision("float16", 10),
-    "BF16_BF16_BF16": ProductPrecision("bfloat16", 7),
-    "BF16_BF16_F32": ProductPrecision("bfloat16", 7),
-    "BF16_BF16_F32_X3": ProductPrecision("3 bfloat16", 15),
-}
-
-_PRODUCTS = frozenset({"dot_general", "ragged_dot_general", "conv_general_dilated"})
-
-
-@dataclass(frozen=True)
-class ProductSums:
-    """How a kernel's products are added.
-
-    Attributes:
-      accumulation: of the instruction.
-      least: the smallest exponent of the format of its operands.
-    """
-
-    accumulation: Accumulation
-    least: int
-
-
-def is_product(eqn: Any) -> bool:
-    """Return whether an equation multiplies arrays of float32 and adds the products up."""
-    return eqn.primitive.name in _PRODUCTS and all(
-        atom.aval.dtype == np.float32 for atom in eqn.invars[:2]
-    )
-
-
-def lowest_precision(jaxpr: Any) -> ProductPrecision | None:
-    """Return the lowest precision that a program asks of a GPU for its products of float32.
-
-    Dead code asks for nothing.
-
-    Triton multiplies float32 as tf32 unless the precision is ``HIGHEST`` or names an algorithm
-    (``_dot_general_lowering`` in ``jax/_src/pallas/triton/lowering.py``, JAX 0.11.2 and 0.12.0.1).
-    ``jax.lax.Precision`` documents the same of products outside of kernels. Kernels for Mosaic GPU
-    and for TPUs are left out.
-
-    Args:
-      jaxpr: what JAX traced, open or closed.
-
-    Returns:
-      None if no product has less than float32.
-    """
-    precisions = (_precision_of(eqn.params) for eqn in _products(without_dead_code(jaxpr)))
-    return min(
-        (precision for precision in precisions if precision is not None), key=_bits, default=None
-    )
-
-
-def kept_bits(params: Mapping[str, Any], default: ProductPrecision) -> int:
-    """Return the fractional bits that a product keeps of an operand, at least those of ``default``.
-
-    Args:
-      params: of the equation.
-      default: the precision of a product that asks for none.
-    """
-    precision = default if _is_default(params["precision"]) else _precision_of(params)
-    return max(_bits(precision), default.bits)
-
-
-#: The instructions of tensor cores by the primitives of kernels.
-_INSTRUCTIONS = {
-    "dot_general": "dot",
-    "mma": "mma",
-    "wgmma_ref": "wgmma",
-    "tcgen05_mma": "tcgen05_mma",
-}
-
-
-def coarsest_sums(jaxpr: Any, accumulations: Accumulations) -> ProductSums | None:
-    """Find how the kernels of a program add products: the way with the fewest bits.
-
-    Args:
-      jaxpr: what JAX traced, open or closed.
-      accumulations: how the chip adds.
-
-    Returns:
-      None if all sums are those of float32, as far as that is known.
-    """
-    sums_of_kernels = [
-        ProductSums(accumulations[key], int(ml_dtypes.finfo(dtype).minexp))
-        for kernel in kernel_calls(without_dead_code(jaxpr))
-        for body in sub_jaxprs(kernel.eqn)
-        for key, dtype in _operands(body)
-        if key in accumulations
-    ]
-    return min(sums_of_kernels, key=lambda sums: sums.accumulation.fraction_bits, default=None)
-
-
-def _operands(jaxpr: Any) -> Iterator[tuple[tuple[str, str], Any]]:
-    """Yield the instruction and the dtype of each factor of a product."""
-    for eqn in jaxpr.eqns:
-        instruction = _INSTRUCTIONS.get(eqn.primitive.name)
-        if instruction is not None:
-            first = 0 if instruction == "dot" else 1  # behind the sums
-            for dtype in dict.fromkeys(atom.aval.dtype for atom in eqn.invars[first : first + 2]):
-                name = "tf32" if instruction == "dot" and dtype == np.float32 else dtype.name
-                yield (instruction, name), dtype
-        for inner in sub_jaxprs(eqn):
-            yield from _operands(inner)
-
-
-def _products(jaxpr: Any) -> Iterator[Any]:
-    for eqn in jaxpr.eqns:
-        if is_product(eqn):
-            yield eqn
-        elif eqn.primitive.name not in KERNEL_PRIMITIVES or written_for(eqn) in ("", "Triton"):
-            for inner in sub_jaxprs(eqn):
-                yield from _products(inner)
-
-
-def _precision_of(params: Mapping[str, Any]) -> ProductPrecision | None:
-    """Return the precision of a product of float32 on a GPU; None for float32."""
-    precision = params["precision"]
-    if _is_default(precision):
-        return _TF32
-    if isinstance(precision, tuple):
-        names = {getattr(operand, "name", "") for operand in precision}  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
-        return None if names == {"HIGHEST"} else _TF32
-    return _ALGORITHMS.get(getattr(precision, "name", ""))
-
-
-def _is_default(precision: Any) -> bool:
-    parts: Any = precision if isinstance(precision, tuple) else (precision,)
-    return all(part is None or getattr(part, "name", "") == "DEFAULT" for part in parts)
-
-
-def _bits(precision: ProductPrecision | None) -> int:
-    return FLOAT32_BITS if precision is None else precision.bits
-
-
-# A traced function with a rounding error after every operation: Monte Carlo arithmetic.
-#
-# Every float that an operation returns is changed by a small random amount, as rounding it would;
-# evaluated several times, the results show what rounding does to this function at these inputs. The
-# method is that of Parker, "Monte Carlo arithmetic: exploiting randomness in floating-point
-# arithmetic", UCLA CSD-970002, 1997, and this is its random rounding of outputs.
-
+from pytest_pallas.judge.arithmetic import ChipArithmetic, ProductSums, kept_precision
+from pytest_pallas.judge.tolerance import ROUNDING, ProductPrecision
 
 #: Operations through which a matrix product is still one: each element is one of the operand.
 _MOVES = frozenset(
@@ -250,8 +105,9 @@ class Rounding:
       dtypes: names of floats narrower than float64 in which values are rounded at random, too.
         Values of others are rounded to nearest: the function means to round them.
       products: the precision of matrix products without an explicit one; None for the wide dtype.
-      sums: how tensor cores add the products of matrix products; None for exact sums.
-      order: gives the order of so many terms of such a sum.
+      chip: the arithmetic of the chip: how tensor cores add the products of matrix products, and
+        which functions are approximate; None for exact ones.
+      generator: decides the order of the terms of such sums, and the errors of functions.
     """
 
     narrow: float
@@ -259,8 +115,8 @@ class Rounding:
     error: Callable[[Sequence[int]], np.ndarray[Any, Any]]
     dtypes: Collection[str] = ()
     products: ProductPrecision | None = None
-    sums: ProductSums | None = None
-    order: Callable[[int], np.ndarray[Any, Any]] = np.arange
+    chip: ChipArithmetic = field(default_factory=ChipArithmetic)
+    generator: np.random.Generator | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -375,6 +231,7 @@ class _Draw:
         self._spent: set[int] = set()  # the products that arithmetic has used
         self._normalizers: dict[int, Any] = {}  # log-sum-exps by exponential
         self._exponents: dict[int, Any] = {}  # likewise, what rounds what they are subtracted from
+        self._errors = self._errors_of_functions() if rounding.chip.functions else None
 
     def apply(
         self, equation: Equation, operands: Sequence[_Value], evaluate: _Evaluate
@@ -391,6 +248,8 @@ class _Draw:
         for operand in operands:
             arrays.append(self._used(operand, name))
             self._spent |= operand.products
+        if self._errors is not None and name in self._rounding.chip.functions:
+            return [_Value(self._as_on_chip(name, bind, arrays, self._errors))]
         if name in _APPROXIMATED:
             if name in _EXPONENTIALS:
                 return [self._exponential(name, bind, operands[0], arrays[0])]
@@ -403,8 +262,8 @@ class _Draw:
             unit = self._unit(equation.params)
             arrays = [self._of_product(array, unit) if unit else array for array in arrays]
         results = bind(arrays)
-        if name == "dot_general" and self._rounding.sums is not None:
-            results = [self._truncated(equation, arrays, results[0], self._rounding.sums)]
+        if name == "dot_general" and self._rounding.chip.sums is not None:
+            results = [self._truncated(equation, arrays, results[0], self._rounding.chip.sums)]
         if name in _SUMS:
             if name == "reduce_sum":
                 self._normalize(operands[0], results[0], _summed_axes(equation, 0))
@@ -467,6 +326,7 @@ class _Draw:
             moved,
             subtracted=bind(subtracted)[0] if name != "neg" else None,
             exponential=numbers.pop() if stays and len(numbers) == 1 else None,
+            error=self._error(name, bind, operands, [operand.array for operand in operands]),
         )
 
     def _error(
@@ -629,8 +489,8 @@ class _Draw:
     def _unit(self, params: Any) -> float:
         """Return the last bit of an operand of a product, relative to it; 0 for float32."""
         products = self._rounding.products
-        bits = FLOAT32_BITS if products is None else kept_bits(params, products)
-        return 2.0**-bits if bits < FLOAT32_BITS else 0.0
+        kept = None if products is None else kept_precision(params, products)
+        return 0.0 if kept is None else 2.0**-kept.bits
 
     def _of_product(self, array: Any, unit: float) -> Any:
         """Return an operand of a product with the errors of rounding it, where it has more bits."""
@@ -668,6 +528,30 @@ class _Draw:
             again = np.hypot(size, math.sqrt(2) * ROUNDING * unit * root)
         return _Value(array, terms=terms, again=again, products=frozenset({self._count}))
 
+    def _errors_of_functions(self) -> Callable[[Any], Any]:
+        """Return errors that are independent, or in half of all draws the largest of one sign.
+
+        Those of a chip are between both: neighboring operands have similar ones, which add up.
+        """
+        assert self._rounding.generator is not None
+        seed = int(self._rounding.generator.integers(1 << 31))
+        if seed % 2:
+            return lambda x: np.full(np.shape(x), 1.0 if seed % 4 == 1 else -1.0)
+        return hashed_errors(seed)
+
+    def _as_on_chip(
+        self, name: str, bind: _Evaluate, arrays: Sequence[Any], errors: Callable[[Any], Any]
+    ) -> Any:
+        """Return a function with the error that the chip makes in float32."""
+        (result,) = bind(arrays)
+        if not is_float(result.dtype) or not all(is_float(array.dtype) for array in arrays):
+            return result
+        operands = [np.asarray(array).astype(np.float32) for array in arrays]
+        (exact,) = bind([operand.astype(np.float64) for operand in operands])
+        approximate = name in self._rounding.chip.approximate
+        off = deviation_of_function(name, operands, exact, errors, approximate=approximate)
+        return result + off
+
     def _truncated(
         self, equation: Equation, arrays: Sequence[Any], result: Any, sums: ProductSums
     ) -> Any:
@@ -676,7 +560,8 @@ class _Draw:
         if not finite or not all(is_float(array.dtype) for array in arrays):
             return result
 
-        dims, order = equation.params["dimension_numbers"], self._rounding.order
+        dims, generator = equation.params["dimension_numbers"], self._rounding.generator
+        order = np.arange if generator is None else generator.permutation
         lhs, rhs = arrays
         product = tensor_core_product(lhs, rhs, dims, sums.accumulation, sums.least, order)
         return product.astype(result.dtype)

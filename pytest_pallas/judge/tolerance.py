@@ -457,10 +457,13 @@ class ProductPrecision:
       name: such as ``"tf32"``.
       bits: the fractional bits that a product keeps of the significand of an operand, fewer than
         ``FLOAT32_BITS``. An operand is rounded to nearest, half away from zero.
+      passes: of a TPU, which adds up products of parts of the operands; 0 elsewhere. See
+        ``pallas_sim.product_in_passes``.
     """
 
     name: str
     bits: Annotated[int, Between(0, FLOAT32_BITS)]
+    passes: Annotated[int, Between(0, 6)] = 0
 
 
 # What rounding alone may do to an output, as measured on its reference.
@@ -489,22 +492,23 @@ class Noise:
       wide: where every operation is rounded in float32: float64[draws, *shape], in units of the
         output.
       narrow: likewise, where terms of sums are rounded in the output's dtype, too.
-      sums: likewise, where nothing is rounded, but products are added in a random order as the
-        chip's tensor cores add them; None where sums are those of float32.
+      chip: likewise, where nothing is rounded, but products are added in a random order as the
+        chip's tensor cores add them, and functions are as approximate as the kernel's; None where
+        neither has an error of its own.
     """
 
     wide: Array
     narrow: Array
-    sums: Array | None = None
+    chip: Array | None = None
 
     def combined(self, combine: Callable[..., Array], *others: Noise) -> Noise:
         """Return the noise of outputs that are combined, given what does that to draws."""
         noises = (self, *others)
-        sums = [noise.sums for noise in noises]
+        chip = [noise.chip for noise in noises]
         return Noise(
             combine(*(noise.wide for noise in noises)),
             combine(*(noise.narrow for noise in noises)),
-            None if any(draws is None for draws in sums) else combine(*sums),
+            None if any(draws is None for draws in chip) else combine(*chip),
         )
 
 
@@ -518,16 +522,16 @@ class ExcusedErrors:
       unknown: what the worst error of a baseline adds to the bound of each element, where it could
         not be measured.
       unknown_rms: the same of the root mean square.
-      sums: what the sums of tensor cores add to the bound of each element.
-      sums_rms: the same of the root mean square.
+      chip: what the arithmetic of the chip adds to the bound of each element.
+      chip_rms: the same of the root mean square.
     """
 
     elements: Array
     rms: float
     unknown: float = 0.0
     unknown_rms: float = 0.0
-    sums: Array | float = 0.0
-    sums_rms: float = 0.0
+    chip: Array | float = 0.0
+    chip_rms: float = 0.0
 
 
 def excused(
@@ -545,8 +549,9 @@ def excused(
     root mean square of all by its mean plus as many of its own. Roundings in a narrower dtype count
     for single elements only, and at most double their bound. Few different values have few
     different roundings, which add up in some elements and not in others, so there the deviation of
-    an element has that of all added. The sums of tensor cores come on top: as for a baseline, its
-    ``factor`` times the worst error of a draw, or what the deviation of the element allows.
+    an element has that of all added. The errors of the chip's arithmetic come on top: as for a
+    baseline, its ``factor`` times the worst error of a draw, or what the deviation of the element
+    allows.
 
     Args:
       noise: of the reference at these inputs.
@@ -568,12 +573,12 @@ def excused(
     if inexact:
         worst, mean = float(np.mean(_worst(noise.wide, unit))), float(np.mean(rms))
         wide, rms = math.sqrt(2) * wide, math.sqrt(2) * rms
-    sums: Array | float = 0.0
-    sums_rms = 0.0
-    if noise.sums is not None:
-        own, of_draws = _deviations(noise.sums, unit)
-        sums = np.maximum(_most(_worst(noise.sums, unit), tolerance), times * own)
-        sums_rms = _most(of_draws, tolerance)
+    chip: Array | float = 0.0
+    chip_rms = 0.0
+    if noise.chip is not None:
+        own, of_draws = _deviations(noise.chip, unit)
+        chip = np.maximum(_most(_worst(noise.chip, unit), tolerance), times * own)
+        chip_rms = _most(of_draws, tolerance)
     return ExcusedErrors(
         elements=np.maximum(
             times * wide, np.minimum(times * np.sqrt(narrow**2 + shared), _MOST * limit)
@@ -581,8 +586,8 @@ def excused(
         rms=float(np.mean(rms) + times * np.std(rms)),
         unknown=(tolerance.factor + 1) * worst,
         unknown_rms=(tolerance.factor + 1) * mean,
-        sums=sums,
-        sums_rms=sums_rms,
+        chip=chip,
+        chip_rms=chip_rms,
     )
 
 

@@ -75,8 +75,9 @@ def check(
       max_examples: number of examples of a spec; by default as in pytest.
       devices: number of simulated CPU devices, if JAX has not started; by default that of the
         environment, or 8.
-      arithmetic: how a simulated GPU adds the products of tensor cores: ``"chip"``, with the bits
-        that they keep, or ``"float32"``; by default ``"chip"`` on H100 and H200.
+      arithmetic: how a simulated chip computes: as the chip (``"chip"``: sums of tensor cores,
+        functions of GPUs, passes of TPUs), or in ``"float32"``; by default ``"chip"`` on H100 and
+        H200.
       read_fences: which TMA copies of a simulated GPU need a fence after threads have read what
         they overwrite: ``"kernel"``, those that the kernel starts itself (the default), ``"all"``,
         also those of JAX's pipelines, or ``"none"``.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from fractions import Fraction
 from pathlib import Path
@@ -17,7 +18,7 @@ from chip_record import dot, wgmma
 from jax.experimental import pallas as pl
 
 from pallas_sim import simulate
-from pallas_sim.chips import ACCUMULATIONS, Accumulation
+from pallas_sim.chips import ACCUMULATIONS, GPUS, TARGETS, Accumulation, Target
 from pallas_sim.errors import OptionError
 from pallas_sim.gpu.tensor_cores import rounded_to_tf32, tensor_product
 from pallas_sim.machine import Machine
@@ -360,11 +361,13 @@ def test_published_arithmetic_of_an_a100() -> None:
         assert found == wanted
 
 
-@pytest.mark.parametrize("target", ["v6e", "tpu7x"])
-def test_a_chip_whose_arithmetic_is_not_known(target: str) -> None:
+def test_a_chip_whose_arithmetic_is_not_known(monkeypatch: pytest.MonkeyPatch) -> None:
     """One error, with those that are."""
-    with pytest.raises(OptionError, match=f"how {target} adds products is not known.*a100.*b200"):
-        simulate(jnp.sin, np.ones(3, np.float32), target=target, arithmetic="chip")
+    new = dataclasses.replace(GPUS["b200"], capability=15)
+    monkeypatch.setitem(GPUS, "new", new)
+    monkeypatch.setitem(TARGETS, "new", Target("new", "gpu", new.device_kind))
+    with pytest.raises(OptionError, match=r"how new adds products is not known.*a100.*b200.*v6e"):
+        simulate(jnp.sin, np.ones(3, np.float32), target="new", arithmetic="chip")
 
 
 def test_an_arithmetic_that_there_is_not() -> None:

@@ -207,3 +207,37 @@ def test_without_the_compiler_a_usage_error_names_the_extra(compiling, monkeypat
     result.stderr.fnmatch_lines(
         ["*'tpu-compile:v6e' is not available*pip install 'pytest-pallas[[]tpu-compile[]]'*"]
     )
+
+
+def test_float32_is_multiplied_in_one_three_or_six_passes(compiling):
+    """What the simulator takes from libtpu's code: the instructions of the matrix unit."""
+    compiling.write(
+        test_it="""
+            import jax
+            import jax.numpy as jnp
+            import numpy as np
+            import pytest
+            from jax.experimental import pallas as pl
+
+            X = np.ones((128, 128), np.float32)
+
+            @pytest.mark.parametrize("precision", ["default", "high", "highest"])
+            def test_product(pallas_check, precision):
+                def body(x, y, o):
+                    o[...] = jnp.dot(x[...], y[...], precision=precision)
+
+                kernel = pl.pallas_call(body, out_shape=X)
+                pallas_check(lambda x, y: kernel(x, y), X, X, reference=jnp.dot)
+        """
+    )
+    compiling.run("--pallas-backend=tpu-compile:all", "--pallas-dump=dumps").assert_outcomes(
+        passed=15
+    )
+    counts = {}
+    for path in compiling.path.glob("dumps/*/*/*[0-9]-final_bundles*"):
+        products = path.read_text().count("vmatmul")
+        if products:
+            counts.setdefault(path.parts[-3].split("-")[-2], []).append(products)
+    assert sorted(counts) == ["tpu7x", "v4", "v5e", "v5p", "v6e"]
+    for chip, (one, three, six) in ((chip, sorted(found)) for chip, found in counts.items()):
+        assert (three, six) == (3 * one, 6 * one), chip

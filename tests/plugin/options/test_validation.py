@@ -111,15 +111,25 @@ def test_help_lists_every_option_and_its_ini_twin(project):
         assert f"{option.ini} (string):" in text
 
 
-@pytest.mark.parametrize("backend", ["tpu-sim", "gpu-sim:h100,tpu-sim:v5e"])
+@pytest.mark.parametrize("backend", ["gpu-sim:new", "gpu-sim:h100,gpu-sim:new"])
 def test_the_arithmetic_of_a_named_chip_must_be_known(project, backend):
-    project.write(test_nothing="def test_nothing(): pass")
+    project.write(
+        test_nothing="def test_nothing(): pass",
+        conftest="""
+            import dataclasses
+
+            import pytest_pallas
+            from pallas_sim.chips import GPUS
+
+            pytest_pallas.add_chip("new", dataclasses.replace(GPUS["b200"], capability=15))
+        """,
+    )
     line = refusal(project.run("--pallas-arithmetic=chip", f"--pallas-backend={backend}"))
-    assert "--pallas-arithmetic: arithmetic='chip': how v" in line
-    assert "adds products is not known; it is known of a100, h100, h200, b200" in line
+    assert "--pallas-arithmetic: arithmetic='chip': how new adds products is not known" in line
+    assert "it is known of a100, h100, h200, b200, v4, v5e, v5p, v6e, tpu7x" in line
 
 
-@pytest.mark.parametrize("backend", ["auto", "gpu-sim:h100,gpu-sim:a100,gpu-sim:b200"])
+@pytest.mark.parametrize("backend", ["auto", "gpu-sim:h100,gpu-sim:a100,tpu-sim:v6e"])
 def test_the_arithmetic_of_other_chips(project, backend):
     project.write(test_nothing="def test_nothing(): pass")
     result = project.run("--pallas-arithmetic=chip", f"--pallas-backend={backend}")

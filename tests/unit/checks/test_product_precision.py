@@ -232,3 +232,58 @@ def test_a_golden_has_the_precision_of_the_kernel_that_gave_it(products, tmp_pat
     found = kept("replay", kernel=elsewhere, backend=tpu_sim())
     assert found.failed is None
     assert found.goldens["compared"] == 1
+
+
+class TestOnTpus:
+    """With the arithmetic of the chip, in the passes of the precision that the kernel asks for."""
+
+    @pytest.fixture
+    def on_tpu(self, products):
+        def make(precision=None, reference=jnp.dot, arithmetic="chip", **options):
+            context = products(
+                in_precision(precision=precision, rounded=False, **options),
+                reference,
+                backend=tpu_sim(),
+            )
+            settings = dataclasses.replace(context.settings, arithmetic=arithmetic)
+            return dataclasses.replace(context, settings=settings)
+
+        return make
+
+    @pytest.mark.parametrize(
+        ("precision", "bits", "passes"), [(None, 7, 1), ("high", 15, 3), ("highest", 22, 6)]
+    )
+    def test_a_right_kernel_passes_and_a_dropped_term_fails(self, on_tpu, precision, bits, passes):
+        context = on_tpu(precision)
+        known = product_precision(context)
+        assert (known.bits, known.passes) == (bits, passes)
+        assert forward(context).failed is None
+        assert forward(on_tpu(precision, off=1)).failed is not None
+        expected = expect(context)
+        assert f"multiplies float32 as {known.name}, the lowest" in str(expected.notes[-1])
+
+    @pytest.mark.parametrize("sign", [1, -1])
+    def test_terms_of_one_sign(self, on_tpu, sign):
+        """The product of what is cut off is missing: all errors have one sign."""
+        for precision in ("high", "highest"):
+            context = on_tpu(precision)
+            x, y = context.arguments.args
+            arguments = Arguments((abs(x), sign * abs(y)))
+            assert forward(dataclasses.replace(context, arguments=arguments)).failed is None
+
+    def test_less_than_it_asks_for_fails(self, products, on_tpu):
+        """A kernel that rounds to ten bits itself, and asks for three passes."""
+        context = on_tpu("high")
+        rounded = dataclasses.replace(context, kernel=in_precision(precision="high"))
+        assert forward(rounded).failed is not None
+
+    def test_a_reference_that_names_a_precision_has_that(self, on_tpu):
+        high = functools.partial(jnp.dot, precision="high")
+        assert forward(on_tpu(None, high)).failed is not None
+        assert forward(on_tpu("highest", high)).failed is None
+
+    def test_without_the_arithmetic_of_the_chip_it_is_float32(self, on_tpu):
+        for arithmetic in ("", "float32"):
+            context = on_tpu(arithmetic=arithmetic)
+            assert product_precision(context) is None
+            assert forward(context).failed is None

@@ -154,7 +154,7 @@ def test_the_sums_of_tensor_cores_come_on_top():
     """An element may have twice the worst error of a draw; the mean square, twice that of one."""
     quiet = np.zeros((16, COUNT))
     sums = draws(np.full(COUNT, 50.0))
-    without, noise = Noise(wide=quiet, narrow=quiet), Noise(wide=quiet, narrow=quiet, sums=sums)
+    without, noise = Noise(wide=quiet, narrow=quiet), Noise(wide=quiet, narrow=quiet, chip=sums)
     errors = 50 * np.random.default_rng(7).standard_normal(COUNT)
     assert not judge(errors, without).passed
     assert judge(errors, noise).passed
@@ -169,5 +169,5 @@ def test_the_sums_of_tensor_cores_come_on_top():
 
 def test_sums_that_change_nothing_allow_nothing():
     quiet = np.zeros((16, COUNT))
-    noise = Noise(wide=quiet, narrow=quiet, sums=quiet)
+    noise = Noise(wide=quiet, narrow=quiet, chip=quiet)
     assert judge(one(5), noise).allowed == judge(one(5)).allowed
