@@ -96,12 +96,12 @@ class _Schedule:
         cluster, clusters = jax.lax.axis_index("cluster"), jax.lax.axis_size("cluster")
         return (self.tiles[0] * self.tiles[1] - cluster + clusters - 1) // clusters
 
-    def corner(self, turn: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """The first row and column of the tile that this block works on in its ``turn``."""
+    def corner(self, turn: jax.Array) -> tuple[jax.Array, jax.Array, int]:
+        """The first row, column and step of the tile that this block works on in its ``turn``."""
         index = jax.lax.axis_index("cluster") + turn * jax.lax.axis_size("cluster")
         i, j = plgpu.planar_snake(index, self.tiles, 0, self.width)
         block, blocks = jax.lax.axis_index("block"), jax.lax.axis_size("block")
-        return (i * blocks + block) * self.shape[0], j * self.shape[1]
+        return (i * blocks + block) * self.shape[0], j * self.shape[1], 0
 
 
 def _matmul_kernel(
@@ -139,7 +139,7 @@ def _matmul_kernel(
 
         @pl.loop(0, mine)
         def _tile(turn: jax.Array) -> None:
-            row, column = schedule.corner(turn)
+            row, column, _ = schedule.corner(turn)
             total = _sum_half(buffers, barriers, axes, schedule, turn, warpgroup)
             _tiles.store(total, buffers.o.at[warpgroup], o, row + warpgroup * rows, column)
 
@@ -161,14 +161,14 @@ def _fetch(
 
     @pl.loop(0, mine)
     def _tile(turn: jax.Array) -> None:
-        row, column = schedule.corner(turn)
+        row, column, first = schedule.corner(turn)
 
         @pl.loop(0, schedule.steps)
         def _step(step: jax.Array) -> None:
             fetched = turn * schedule.steps + step
             slot = jax.lax.rem(fetched, stages)
             pl.when(fetched >= stages)(lambda: plgpu.barrier_wait(barriers.free.at[slot]))
-            terms = pl.ds(step * block_k, block_k)
+            terms = pl.ds((first + step) * block_k, block_k)
             plgpu.copy_gmem_to_smem(
                 x.at[_placed(terms, pl.ds(row, block_m), axes[0])],
                 buffers.x.at[slot],
