@@ -8,14 +8,16 @@ A tile of keys needs all queries, a tile of queries all keys. What a tile sums u
 registers of its block. The kernel of the keys computes the transposed scores, keys by queries. Then
 ``p^T`` and ``ds^T`` are accumulators with the keys as rows, and after rounding they are the left
 side of the next product as they are, in registers. It goes over all heads of queries that read its
-keys, so ``dk`` and ``dv`` of a group are summed in float32 too. ``dq`` comes from one of two places:
+keys, so ``dk`` and ``dv`` of a group are summed in float32 too. ``dq`` comes from one of two
+kernels:
 
-- From the kernel of the keys, for a ``d`` of 128: a block adds its part of ``dq`` to global memory,
-  in float32, by a TMA copy that adds (PTX ISA, "cp.reduce.async.bulk"). The two computing
-  warpgroups exchange ``ds`` through shared memory, and each multiplies all of it with half the
-  columns of the keys. They do so one block later, while the scores of the next one are computed.
-  Blocks add in any order, so the last bits of ``dq`` differ from run to run.
-- From a kernel of the queries, which computes scores and ``dp`` once more: seven products instead
+- The kernel of the keys, for a ``d`` of 64 or 128: a block adds its part of ``dq`` to global
+  memory, in float32, by a TMA copy that adds (PTX ISA, "cp.reduce.async.bulk"). The two computing
+  warpgroups exchange ``ds`` through shared memory. Then each multiplies all of it with half the
+  columns of the keys, or, with 64 columns, that of every second block. They do so one block later,
+  when the other one has long written its ``ds``. Blocks add in any order, so the last bits of
+  ``dq`` differ from run to run.
+- A kernel of the queries, which computes scores and ``dp`` once more: seven products instead
   of five. Nothing depends on the order of blocks.
 
 As in the forward kernel, two warpgroups compute and one copies: blocks of two arrays in turn into a
@@ -53,7 +55,7 @@ from reference_kernels.mosaic_gpu._hopper_blocks import (
 
 _BLOCK = ROWS  # queries or keys of a block that goes by
 _WIDEST = 128  # columns of dk and dv that are summed up at a time
-_FUSED = 128  # the d for which one kernel computes all gradients
+_WIDTH = 64  # columns of dq that a warpgroup multiplies
 _ACC = plgpu.ACC((ROWS, _BLOCK), jnp.float32)
 
 
@@ -92,7 +94,7 @@ class _Buffers(NamedTuple):
         reads it from registers.
       shared: ``ds`` of both computing warpgroups for two blocks, ``(2, 2, 64, 64)``, keys by
         queries; None if ``dq`` has a kernel of its own.
-      dq: what a computing warpgroup has of ``dq`` of a block, ``(2, 64, d / 2)``, float32; None
+      dq: what a computing warpgroup has of ``dq`` of a block, ``(2, 64, 64)``, float32; None
         likewise.
     """
 
@@ -176,6 +178,16 @@ class _Tile:
     def free(self, n: int, i: jax.Array) -> None:
         """Let the ``i``-th block of kind ``n``, which this warpgroup has read, be overwritten."""
         plgpu.barrier_arrive(self.barriers.free.at[self.slot(n, i)])
+
+    @property
+    def takes_turns(self) -> bool:
+        """Whether the computing warpgroups multiply every second block of ``dq``."""
+        return self.arrays.q.shape[-1] == _WIDTH
+
+    @property
+    def columns_of_dq(self) -> pl.Slice:
+        """The columns of ``dq`` that this warpgroup multiplies."""
+        return pl.ds(0 if self.takes_turns else self.warpgroup * _WIDTH, _WIDTH)
 
     def left(self, n: int, value: jax.Array) -> jax.Array | Ref:
         """``value`` as the left side of product ``n``: in registers, or in shared memory."""
@@ -393,7 +405,7 @@ class _Passing:
 
 
 def _copy_queries(passing: _Passing, n: int, i: jax.Array, slot: jax.Array) -> None:
-    """Start the copies of the ``i``-th block of queries or of cotangents, and of a number of each."""
+    """Start the copies of the ``i``-th block of queries or cotangents, and of their numbers."""
     arrays, buffers = passing.tile.arrays, passing.tile.buffers
     ready = passing.tile.barriers.ready.at[slot]
     head, start = passing.place(i)
@@ -425,8 +437,8 @@ def _compute_dk_and_dv(passing: _Passing, dq: Ref | None, dk: Ref, dv: Ref) -> N
     acc = plgpu.WGMMAAccumulatorRef((ROWS, width), jnp.float32)
     dk_value, dv_value = pl.run_scoped(sum_up, acc, acc)
     if dq is not None:
-        last = passing.count - 1
-        _add_to_dq_of_all(passing, dq, pl.run_scoped(lambda acc: _dq_of(tile, acc, last), _dq_type(k)), last)
+        plgpu.barrier_wait(tile.barriers.met)
+        _add_to_dq_of_block(passing, dq, passing.count - 1)
         plgpu.wait_smem_to_gmem(0)
         plgpu.barrier_arrive(tile.barriers.met)  # the keys of this warpgroup become gradients
         plgpu.barrier_wait(tile.barriers.met)
@@ -445,39 +457,41 @@ def _share(tile: _Tile, ds: jax.Array, i: Any) -> None:
     plgpu.barrier_arrive(tile.barriers.met)
 
 
-def _dq_type(k: Ref) -> plgpu.WGMMAAccumulatorRef:
-    return plgpu.WGMMAAccumulatorRef((_BLOCK, k.shape[-1] // CONSUMERS), jnp.float32)
-
-
-def _columns_of_dq(tile: _Tile, width: int) -> pl.Slice:
-    return pl.ds(tile.warpgroup * width, width)
-
-
 def _start_dq(tile: _Tile, acc: Ref, i: jax.Array) -> None:
-    """Start the product of all ``ds`` of the ``i``-th block and half the columns of the keys."""
-    plgpu.barrier_wait(tile.barriers.met)
-    columns = _columns_of_dq(tile, acc.shape[1])
+    """Start the product of all ``ds`` of the ``i``-th block and the columns of this warpgroup."""
     for warpgroup in range(CONSUMERS):
         ds = tile.buffers.shared.at[jax.lax.rem(i, jnp.int32(2)), warpgroup]
-        keys = tile.buffers.own.at[0, warpgroup, :, columns]
+        keys = tile.buffers.own.at[0, warpgroup, :, tile.columns_of_dq]
         plgpu.wgmma(acc, ds.transpose((1, 0)), keys)
 
 
-def _dq_of(tile: _Tile, acc: Ref, i: jax.Array) -> jax.Array:
-    _start_dq(tile, acc, i)
-    return acc[...]
-
-
-def _add_to_dq_of_all(passing: _Passing, dq: Ref, value: jax.Array, i: jax.Array) -> None:
-    """Start to add ``value``, half the columns of ``dq`` of the ``i``-th block, to memory."""
+def _store_dq(passing: _Passing, dq: Ref, value: jax.Array, i: jax.Array) -> None:
+    """Start to add ``value``, some columns of ``dq`` of the ``i``-th block, to memory."""
     tile = passing.tile
     head, start = passing.place(i)
     buffer = tile.buffers.dq.at[tile.warpgroup]
     plgpu.wait_smem_to_gmem(0, wait_read_only=True)  # the copy before has read it
     buffer[...] = value
     plgpu.commit_smem()
-    here = head, pl.ds(start, _BLOCK), _columns_of_dq(tile, value.shape[1])
+    here = head, pl.ds(start, _BLOCK), tile.columns_of_dq
     plgpu.copy_smem_to_gmem(buffer, dq.at[here], reduction_op="add")
+
+
+def _add_to_dq_of_block(passing: _Passing, dq: Ref, i: jax.Array) -> None:
+    """Add what this warpgroup multiplies of the ``i``-th block, if anything, to ``dq``."""
+    tile = passing.tile
+
+    def multiply(acc: Ref) -> jax.Array:
+        _start_dq(tile, acc, i)
+        return acc[...]
+
+    def add() -> None:
+        _store_dq(passing, dq, pl.run_scoped(multiply, _ACC), i)
+
+    if tile.takes_turns:
+        pl.when(jax.lax.rem(i, jnp.int32(CONSUMERS)) == tile.warpgroup)(add)
+    else:
+        add()
 
 
 def _add_to_dk_and_dv(
@@ -490,8 +504,6 @@ def _add_to_dk_and_dv(
     tile, settings = passing.tile, passing.tile.settings
     start, (k, v) = tile.start, tile.own
     q = tile.arrived(0, i)
-    # Before the first block, zeros are added to the first.
-    before = jnp.maximum(i - 1, 0)
 
     def numbers(n: int) -> jax.Array:
         # Loaded where they are needed, because registers are scarce.
@@ -501,8 +513,10 @@ def _add_to_dk_and_dv(
 
     def p_of(s: Ref, *acc: Ref) -> tuple[jax.Array, ...]:
         plgpu.wgmma(s, k, q.transpose((1, 0)))
-        if acc:
-            _start_dq(tile, acc[0], i + 1)  # an even number of blocks later: that before
+        if dq is not None:
+            plgpu.barrier_wait(tile.barriers.met)
+        for ref in acc:
+            _start_dq(tile, ref, i + 1)  # as many blocks later as there is room for: that before
         scores, (_, query) = s[...], passing.place(i)
         edge = None
         if settings.causal:  # the first query does not see the last key
@@ -515,13 +529,16 @@ def _add_to_dk_and_dv(
         plgpu.wgmma(dp, v, do.transpose((1, 0)))
         return p * (dp[...] - numbers(1))
 
-    p, *dq_value = pl.run_scoped(p_of, _ACC, *([] if dq is None else [_dq_type(k)]))
-    if dq is not None and not EARLY:
-        _add_to_dq_of_all(passing, dq, dq_value[0], before)
+    both = dq is not None and not tile.takes_turns  # products at a time
+    p, *values = pl.run_scoped(p_of, _ACC, *([_ACC] if both else []))
+    if dq is not None:
+        before = jnp.maximum(i - 1, 0)  # to the first block, zeros are added
+        if both:
+            _store_dq(passing, dq, *values, before)
+        else:
+            pl.when(i > 0)(lambda: _add_to_dq_of_block(passing, dq, before))
     do = tile.arrived(1, i)
     plgpu.wgmma(dv, tile.left(0, p.astype(q.dtype)), do.at[:, columns])
-    if dq is not None and EARLY:
-        _add_to_dq_of_all(passing, dq, dq_value[0], before)
     if settings.causal:  # the mask takes the registers of weights in flight
         plgpu.wgmma_wait(0)
     ds = pl.run_scoped(ds_of, _ACC)
@@ -542,11 +559,6 @@ def _free(tile: _Tile, n: int, i: jax.Array) -> None:
     tile.free(n, i)
 
 
-EARLY = False
-SLOTS = {64: 4, 128: 4, 256: 3}
-FUSED = True
-
-
 def _call(
     body: Callable[..., None],
     name: str,
@@ -561,19 +573,17 @@ def _call(
 ) -> Any:
     """Run a kernel over tiles of ``own``, past which blocks of ``passing`` go."""
     heads, length, d = own[0].shape
-    dtype, slots = own[0].dtype, SLOTS[d]
+    dtype, slots = own[0].dtype, 4 if d <= _WIDEST else 3
     parts = pl.cdiv(d, _WIDEST) if outputs == 2 else 1  # two sums are too many for registers
     buffers = _Buffers(
-        numbers=plgpu.SMEM(
-            (slots, ROWS) if numbers_pass else (2, CONSUMERS, ROWS), jnp.float32
-        ),
+        numbers=plgpu.SMEM((slots, ROWS) if numbers_pass else (2, CONSUMERS, ROWS), jnp.float32),
         own=in_shared(2, CONSUMERS, ROWS, d, dtype=dtype),
         passing=in_shared(slots, _BLOCK, d, dtype=dtype),
         products=None
         if settings.in_registers
         else in_shared(2, CONSUMERS, ROWS, _BLOCK, dtype=dtype),
         shared=None if dq is None else in_shared(2, CONSUMERS, ROWS, _BLOCK, dtype=dtype),
-        dq=None if dq is None else _tiles.smem((CONSUMERS, _BLOCK, d // CONSUMERS), jnp.float32),
+        dq=None if dq is None else _tiles.smem((CONSUMERS, _BLOCK, _WIDTH), jnp.float32),
     )
     barriers = _Barriers(  # arrivals: the matrices, and the numbers where they are
         own_ready=plgpu.Barrier(num_arrivals=2 if numbers_pass else 4, num_barriers=CONSUMERS),
@@ -621,7 +631,7 @@ def gradients(
         *(_call, _keys_kernel, f"{name}_kv", (k, v), (q, do), numbers, 2, settings),
         numbers_pass=True,
     )
-    if FUSED and q.shape[-1] == _FUSED:
+    if q.shape[-1] <= _WIDEST and not settings.deterministic:
         sums = jax.new_ref(jnp.zeros(q.shape, jnp.float32))
         dk, dv = keys(dq=sums)
         return (settings.scale * jax.freeze(sums)).astype(q.dtype), dk, dv
