@@ -503,6 +503,7 @@ def _add_to_dk_and_dv(
     """
     tile, settings = passing.tile, passing.tile.settings
     start, (k, v) = tile.start, tile.own
+    masks = settings.masks(TILE)
     q = tile.arrived(0, i)
 
     def numbers(n: int) -> jax.Array:
@@ -521,6 +522,8 @@ def _add_to_dk_and_dv(
         edge = None
         if settings.causal:  # the first query does not see the last key
             edge = query + settings.offset < start + (ROWS - 1)
+        elif masks:  # weights of padding may be infinite, and its keys are zero
+            edge = start + ROWS > settings.kv_len
         scores = _hide(scores, settings, edge, query, start, keys=0)
         p = jnp.exp2(scores * settings.to_log2 - numbers(0))
         return p, *(ref[...] for ref in acc)
@@ -539,7 +542,7 @@ def _add_to_dk_and_dv(
             pl.when(i > 0)(lambda: _add_to_dq_of_block(passing, dq, before))
     do = tile.arrived(1, i)
     plgpu.wgmma(dv, tile.left(0, p.astype(q.dtype)), do.at[:, columns])
-    if settings.causal:  # the mask takes the registers of weights in flight
+    if masks:  # the mask takes the registers of weights in flight
         plgpu.wgmma_wait(0)
     ds = pl.run_scoped(ds_of, _ACC)
     _free(tile, 1, i)

@@ -49,7 +49,7 @@ class Settings:
     block_kv: int
     stages: int
     in_registers: bool
-    deterministic: bool
+    deterministic: bool = False
 
     @property
     def to_log2(self) -> float:

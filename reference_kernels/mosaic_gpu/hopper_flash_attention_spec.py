@@ -68,6 +68,7 @@ SPEC = KernelSpec(
         _inputs(), _inputs(keys=[70], causal=st.just(value=False)).map(_with_equal_keys)
     ),
     differentiable=(0, 1, 2),
+    deterministic=False,  # the gradient of q
     relations=(
         Linear(2),
         Permuted({0: 0, 1: 0, 2: 0}, output=0),
@@ -177,12 +178,31 @@ SPEC_SHARP = dataclasses.replace(
     equivalent=_FORWARD,
 )
 
+#: Of the most common size, with gradients in one kernel whose warpgroups share the columns.
+SPEC_COMMON = dataclasses.replace(
+    SPEC,
+    name="hopper_flash_attention_128",
+    inputs=_inputs(d=128),
+    relations=(),
+    typical=(),
+)
+
+#: With the gradient of the queries in a kernel of its own.
+SPEC_DETERMINISTIC = dataclasses.replace(
+    SPEC,
+    name="hopper_flash_attention_deterministic",
+    kernel={"gpu": functools.partial(hopper_flash_attention, deterministic=True)},
+    deterministic=True,
+    relations=(),
+    typical=(),
+)
+
 #: Of the size of Gemma's heads.
 SPEC_WIDE = dataclasses.replace(
     SPEC,
     name="hopper_flash_attention_wide",
     inputs=_inputs(d=256),
-    backends=WGMMA,
+    deterministic=True,
     relations=(),
     typical=tuple(
         pst.shaped(
