@@ -311,8 +311,10 @@ def _reductions(rows: int, n: int) -> Iterator[Row]:
     def over_rows(x: Any) -> Any:
         return x.astype(jnp.float32).sum(1).astype(x.dtype)
 
-    columns = (_kernels("reduce_columns"), lambda x: x.sum(0), None)
-    yield Row(f"reduce_columns {rows}x{n}", (wide,), columns, 0.0, _bytes(wide), "bytes", "")
+    for by in ("parts", "atomic"):
+        ours = functools.partial(_kernels("reduce_columns"), by=by)
+        name, sides = f"reduce_columns {by} {rows}x{n}", (ours, lambda x: x.sum(0), None)
+        yield Row(name, (wide,), sides, 0.0, _bytes(wide), "bytes", "")
     sides = (_kernels("reduce_rows"), over_rows, None)
     yield Row(f"reduce_rows {rows}x{n}", (x,), sides, 0.0, _bytes(x), "bytes", "")
     sides = (_kernels("ragged_row_sum"), ragged, None)
@@ -375,7 +377,7 @@ def rows() -> Iterator[Row]:
     yield _sparse(4096)
     for by in ("push", "pull"):
         yield _split("cluster_split_k", by, 64, 16384, 256)
-    for by in ("tma", "atomic"):
+    for by in ("sum", "tma", "atomic"):
         yield _split("split_k_matmul", by, 512, 16384, 512)
     yield _conv2d(8, 64, 256)
     for causal in (False, True):
