@@ -51,6 +51,9 @@ from pytest_pallas.backends.hardware import device_seconds
 #: Bytes that the operands of a row rotate through at least: twice the H200's level 2 cache.
 ROTATED = 2 * 60 * 2**20
 
+#: Floats that are drawn for an operand; a larger one repeats them.
+_DRAWN = 2**24
+
 #: The sides of a row.
 SIDES = ("ours", "XLA", "JAX's")
 
@@ -406,8 +409,8 @@ def _drawn(operand: jax.ShapeDtypeStruct, rng: np.random.Generator, below: int =
     if operand.dtype == jnp.int32:  # group sizes of the m of the row
         cuts = np.sort(rng.integers(0, 8192, operand.shape[0] - 1))
         return jnp.asarray(np.diff([0, *cuts, 8192]), jnp.int32)
-    values = rng.standard_normal(operand.shape, np.float32)
-    return jnp.asarray(values, operand.dtype)
+    values = rng.standard_normal(min(math.prod(operand.shape), _DRAWN), np.float32)
+    return jnp.resize(jnp.asarray(values, operand.dtype), operand.shape)
 
 
 def _median(

@@ -47,6 +47,22 @@ def test_without_a_gpu_it_says_so_and_fails(tmp_path):
     assert "gpu" in done.stderr.splitlines()[-1]
 
 
+def test_steps_that_are_named_run(tmp_path):
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\necho "$*" >> {tmp_path}/calls\n')
+    python.chmod(0o755)
+    done = subprocess.run(
+        ["bash", SCRIPT, tmp_path / "out", "", "cross", "answers"],
+        env={**os.environ, "PYTHON": str(python)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    calls = [line for line in (tmp_path / "calls").read_text().splitlines() if "out/" in line]
+    assert [call.split()[0] for call in calls] == ["-m", "scripts/chip_answers.py"]
+    assert "--pallas-checks=cross" in calls[0]
+
+
 def in_any_layout(shapes: str) -> str:
     """The shapes with their sizes in ascending order: each side has its own layout."""
     return re.sub(r"\[(.*?)\]", lambda sizes: f"[{sorted(sizes[1].split(', '))}]", shapes)
