@@ -423,8 +423,8 @@ def _compute_dk_and_dv(passing: _Passing, dq: Ref | None, dk: Ref, dv: Ref) -> N
     columns = pl.ds(jax.lax.axis_index("part") * width, width)
     _load_own(tile, (tile.arrays.k, k), (tile.arrays.v, v))
     if dq is not None:
-        plgpu.barrier_wait(tile.barriers.own_ready.at[1 - tile.warpgroup])  # it reads all keys
-        # Of the block before the first one, so that all are alike.
+        # Of the block before the first one, so that all are alike. It also says that the keys of
+        # this warpgroup have arrived.
         zeros = plgpu.layout_cast(jnp.zeros((ROWS, _BLOCK), k.dtype), plgpu.Layout.WGMMA)
         _share(tile, zeros, 1)
 
@@ -439,7 +439,6 @@ def _compute_dk_and_dv(passing: _Passing, dq: Ref | None, dk: Ref, dv: Ref) -> N
     if dq is not None:
         plgpu.barrier_wait(tile.barriers.met)
         _add_to_dq_of_block(passing, dq, passing.count - 1)
-        plgpu.wait_smem_to_gmem(0)
         plgpu.barrier_arrive(tile.barriers.met)  # the keys of this warpgroup become gradients
         plgpu.barrier_wait(tile.barriers.met)
     dk_value *= tile.settings.scale

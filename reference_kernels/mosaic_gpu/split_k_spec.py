@@ -23,7 +23,7 @@ def _spec(name: str, by: Addition) -> KernelSpec:
         backends=WGMMA,
         reference=reference,
         inputs=pst.arguments(
-            products.operands({"m": 128, "n": 64, "k": 64}),
+            products.operands({"m": 128, "n": 64}, **products.TERMS),
             tuning={
                 "block_n": st.sampled_from([64, 128]),
                 "splits": st.sampled_from([1, 2, 3]),
