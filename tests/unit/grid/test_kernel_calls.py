@@ -1,12 +1,14 @@
 """What is read off a traced function."""
 
+import importlib
+
 import jax
 import jax.numpy as jnp
 import pytest
 from jax.experimental import pallas as pl
 from pallas_test_support import sample_kernels as kernels
 
-from pytest_pallas.grid.kernel_calls import kernel_calls, mutated_operands
+from pytest_pallas.grid.kernel_calls import ASYNCHRONOUS, kernel_calls, mutated_operands
 from pytest_pallas.grid.model import describe_writer
 
 X = jnp.zeros((20, 128))
@@ -33,6 +35,13 @@ def test_finds_kernels_in_control_flow():
     found = calls(function, X)
     assert len(found) == 3
     assert [call.asynchronous for call in found].count(True) == 1
+
+
+def test_names_of_what_is_asynchronous_are_names_of_primitives():
+    primitives = importlib.import_module("jax._src.pallas.mosaic_gpu.primitives")
+    known = {value.name for value in vars(primitives).values() if hasattr(value, "bind")}
+    assert {"wgmma_ref", "tcgen05_mma", "barrier_arrive"} < ASYNCHRONOUS & known
+    assert not {name for name in ASYNCHRONOUS - known if "wgmma" in name or "smem" in name}
 
 
 def test_hard_coded_interpret_is_seen():
