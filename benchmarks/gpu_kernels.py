@@ -1,12 +1,18 @@
 """The GPU kernels beside XLA's and the ones bundled with JAX, on the GPU of this machine.
 
-    uv run python benchmarks/gpu_kernels.py [NAME ...] [--rounds N] [--json FILE] [--trace-only]
+    uv run python benchmarks/gpu_kernels.py [NAME ...] [--rounds N] [--limit SECONDS]
+        [--json FILE] [--trace-only]
 
 Each row is one call of three implementations of the same: ours; XLA's of jnp, which is cuBLAS or
 cuDNN where XLA takes them; and JAX's bundled kernel. Times are medians on the device by JAX's
 profiler, of calls that were compiled and made before, with operands that rotate through more bytes
-than the level 2 cache has. All of a row are timed in turns within one run. Shares are of what this
-GPU was measured to do in the same run: products of a large matrix, and bytes of a large copy.
+than the level 2 cache has, each in the layout that its side wants. Shares are of what this GPU was
+measured to do in the same run: products of a large matrix, and bytes of a large copy.
+
+Each side of a row has ``--limit`` seconds, with compiling it, and is measured in a process that is
+replaced when it does not answer: XLA tries kernels for some products for minutes, and a kernel may
+crash or never end. XLA's side is then measured again with cuBLAS alone. A row is written to the
+file as soon as it is measured.
 
 ``--trace-only`` traces all sides for an H200, or for Blackwell's kernels a B200, that is not there,
 and measures nothing. A GPU measures the rows of its generation. Kernels of several GPUs
@@ -26,9 +32,11 @@ import importlib
 import itertools
 import json
 import math
+import multiprocessing
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -43,8 +51,14 @@ from pytest_pallas.backends.hardware import device_seconds
 #: Bytes that the operands of a row rotate through at least: twice the H200's level 2 cache.
 ROTATED = 2 * 60 * 2**20
 
+#: Floats that are drawn for an operand; a larger one repeats them.
+_DRAWN = 2**24
+
 #: The sides of a row.
 SIDES = ("ours", "XLA", "JAX's")
+
+#: Options of XLA's compiler that leave out its own kernels for products.
+_CUBLAS = {"xla_gpu_enable_triton_gemm": False}
 
 
 @dataclass(frozen=True)
@@ -300,8 +314,10 @@ def _reductions(rows: int, n: int) -> Iterator[Row]:
     def over_rows(x: Any) -> Any:
         return x.astype(jnp.float32).sum(1).astype(x.dtype)
 
-    columns = (_kernels("reduce_columns"), lambda x: x.sum(0), None)
-    yield Row(f"reduce_columns {rows}x{n}", (wide,), columns, 0.0, _bytes(wide), "bytes", "")
+    for by in ("parts", "atomic"):
+        ours = functools.partial(_kernels("reduce_columns"), by=by)
+        name, sides = f"reduce_columns {by} {rows}x{n}", (ours, lambda x: x.sum(0), None)
+        yield Row(name, (wide,), sides, 0.0, _bytes(wide), "bytes", "")
     sides = (_kernels("reduce_rows"), over_rows, None)
     yield Row(f"reduce_rows {rows}x{n}", (x,), sides, 0.0, _bytes(x), "bytes", "")
     sides = (_kernels("ragged_row_sum"), ragged, None)
@@ -352,7 +368,7 @@ def _lazily(module: str, name: str, *args: Any) -> Any:
 
 def rows() -> Iterator[Row]:
     """All rows."""
-    for size in (4096, 8192):
+    for size in (4096, 8192, 16384):
         for kernel in ("hopper_matmul", "hopper_matmul_persistent"):
             yield _matmul(size, kernel)
         yield _matmul(size, "blackwell_matmul", "b200", _blackwell_bundled)
@@ -364,17 +380,17 @@ def rows() -> Iterator[Row]:
     yield _sparse(4096)
     for by in ("push", "pull"):
         yield _split("cluster_split_k", by, 64, 16384, 256)
-    for by in ("tma", "atomic"):
+    for by in ("sum", "tma", "atomic"):
         yield _split("split_k_matmul", by, 512, 16384, 512)
     yield _conv2d(8, 64, 256)
     for causal in (False, True):
-        yield _attention(8192, 16, 128, causal=causal)
-        yield _attention(16384, 16, 128, causal=causal)
-        yield _attention(8192, 16, 128, causal=causal, backward=True)
+        for length in (4096, 8192, 16384):
+            yield _attention(length, 16, 128, causal=causal)
+        for length, heads, d in ((8192, 16, 128), (8192, 8, 256), (4096, 32, 64)):
+            yield _attention(length, heads, d, causal=causal, backward=True)
+    yield _attention(16384, 16, 128, causal=True, backward=True)
     yield _attention(8192, 8, 256, causal=True)
-    yield _attention(8192, 8, 256, causal=True, backward=True)
     yield _attention(4096, 32, 64, causal=True)
-    yield _attention(4096, 32, 64, causal=True, backward=True)
     yield _softmax(8192, 4096)
     yield _rms_norm(8192, 4096)
     yield _layer_norm(8192, 4096)
@@ -393,13 +409,18 @@ def _drawn(operand: jax.ShapeDtypeStruct, rng: np.random.Generator, below: int =
     if operand.dtype == jnp.int32:  # group sizes of the m of the row
         cuts = np.sort(rng.integers(0, 8192, operand.shape[0] - 1))
         return jnp.asarray(np.diff([0, *cuts, 8192]), jnp.int32)
-    values = rng.standard_normal(operand.shape, np.float32)
-    return jnp.asarray(values, operand.dtype)
+    values = rng.standard_normal(min(math.prod(operand.shape), _DRAWN), np.float32)
+    return jnp.resize(jnp.asarray(values, operand.dtype), operand.shape)
 
 
-def _median(function: Callable[..., Any], sets: Sequence[tuple[Any, ...]], rounds: int) -> float:
+def _median(
+    function: Callable[..., Any],
+    sets: Sequence[tuple[Any, ...]],
+    rounds: int,
+    options: dict[str, Any] | None = None,
+) -> float:
     """Seconds of a call on the device."""
-    jitted = jax.jit(function)
+    jitted = jax.jit(function, compiler_options=options)
     for _ in range(3):
         jax.block_until_ready(jitted(*sets[0]))
     turn = itertools.cycle(sets)
@@ -421,23 +442,106 @@ def _line_of(error: Exception) -> str:
     return Unsupported(text) if isinstance(error, NotImplementedError) else text
 
 
-def measure(row: Row, rounds: int) -> dict[str, float | str]:
-    """Seconds by side; a side that fails has what it said."""
+def _operands(row: Row) -> list[tuple[jax.Array, ...]]:
+    """Operands of as many calls as ``ROTATED`` asks for."""
     rng = np.random.default_rng(0)
     copies = max(2, math.ceil(ROTATED / _bytes(*row.operands)))
-    sets = [
+    return [
         tuple(_drawn(operand, rng, row.below) for operand in row.operands) for _ in range(copies)
     ]
-    found: dict[str, float | str] = {}
-    for side, function, layout in zip(SIDES, row.sides, row.layouts, strict=True):
-        if function is None:
-            continue
+
+
+def _measure_side(row: Row, sets: Any, side: str, rounds: int, options: Any) -> float | str:
+    """Return the seconds of a side, or its error."""
+    index = SIDES.index(side)
+    function, layout = row.sides[index], row.layouts[index]
+    assert function is not None
+    try:
+        operands = [jax.jit(layout)(*s) for s in sets] if layout else sets
+        return _median(function, operands, rounds, options)
+    except Exception as error:  # one that this GPU or JAX does not take costs no other row
+        return _line_of(error)
+
+
+def _serve(pipe: Connection, rounds: int) -> None:
+    """Answer questions about this machine and its rows, in a process of its own."""
+    table = {row.name: row for row in rows()}
+    pipe.send(None)  # it has started
+    name, sets = "", []
+    while True:
         try:
-            operands = [jax.jit(layout)(*s) for s in sets] if layout else sets
-            found[side] = _median(function, operands, rounds)
-        except Exception as error:  # one that this GPU or JAX does not take costs no other row
-            found[side] = _line_of(error)
-    return found
+            question = pipe.recv()
+        except EOFError:
+            return
+        if question == "device":
+            is_gpu = jax.default_backend() == "gpu"
+            pipe.send(_device() if is_gpu else None)
+        elif question == "ceilings":
+            pipe.send(ceilings(rounds))
+        else:
+            row, side, options = question
+            if row != name:
+                sets.clear()  # before there are others
+                name, sets = row, _operands(table[row])
+            pipe.send(_measure_side(table[row], sets, side, rounds, options))
+
+
+def _device() -> dict[str, str]:
+    device = jax.devices()[0]
+    capability = str(device.compute_capability).partition(".")[0]
+    return {
+        "kind": device.device_kind,
+        "platform": device.client.platform_version.split()[0],
+        "generation": {"9": "h200", "10": "b200"}.get(capability, ""),
+    }
+
+
+class Machine:
+    """A process that has the GPU, and is replaced when it ends or takes too long.
+
+    Args:
+      rounds: calls that a median is of.
+      limit: seconds that an answer may take.
+    """
+
+    def __init__(self, rounds: int, limit: float) -> None:
+        self._rounds, self._limit = rounds, limit
+        self._process: Any = None
+        self._pipe: Any = None
+
+    def ask(self, question: Any) -> Any:
+        """Return the answer to a question of ``_serve``, or why there is none."""
+        if self._process is None:
+            context = multiprocessing.get_context("spawn")
+            self._pipe, theirs = context.Pipe()
+            self._process = context.Process(target=_serve, args=(theirs, self._rounds), daemon=True)
+            self._process.start()
+            theirs.close()
+            self._pipe.recv()
+        self._pipe.send(question)
+        reason = f"no time within {self._limit:g} s"
+        if self._pipe.poll(self._limit):
+            try:
+                return self._pipe.recv()
+            except EOFError:
+                reason = "its process ended"
+        self._process.kill()
+        self._process.join()
+        self._process = None
+        return reason
+
+    def measure(self, row: Row) -> dict[str, float | str]:
+        """Return the seconds of each side of a row; the error of one that failed."""
+        results: dict[str, float | str] = {}
+        for side, function in zip(SIDES, row.sides, strict=True):
+            if function is None:
+                continue
+            results[side] = self.ask((row.name, side, None))
+            if side == "XLA" and results[side] == f"no time within {self._limit:g} s":
+                seconds = self.ask((row.name, side, _CUBLAS))
+                if isinstance(seconds, float):
+                    results |= {side: seconds, "XLA with its own kernels": results[side]}
+        return results
 
 
 def ceilings(rounds: int) -> dict[str, float]:
@@ -490,6 +594,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("names", nargs="*", help="rows whose name begins so; by default all")
     parser.add_argument("--rounds", type=int, default=30)
+    parser.add_argument("--limit", type=float, default=60, help="seconds for a side of a row")
     parser.add_argument("--json", help="also write the numbers to this file")
     parser.add_argument("--trace-only", action="store_true")
     asked = parser.parse_args()
@@ -498,24 +603,24 @@ def main() -> None:
         for row in chosen:
             print(row.name, *(f"\n  {side}: {text}" for side, text in trace(row).items()))
         return
-    if jax.default_backend() != "gpu":
+    machine = Machine(asked.rounds, asked.limit)
+    device = machine.ask("device")
+    if not isinstance(device, dict):
         sys.exit("there is no GPU here; --trace-only traces the calls without one")
-    device = jax.devices()[0]
-    generation = {"9": "h200", "10": "b200"}.get(str(device.compute_capability).partition(".")[0])
-    chosen = [row for row in chosen if row.chip in ("", generation)]
+    chosen = [row for row in chosen if row.chip in ("", device["generation"])]
     if not chosen:
-        sys.exit(f"no row that was named is for a {device.device_kind}")
-    most = ceilings(asked.rounds)
-    print(
-        f"{device.device_kind}, JAX {jax.__version__}, {device.client.platform_version.split()[0]}"
-    )
+        sys.exit(f"no row that was named is for a {device['kind']}")
+    most = machine.ask("ceilings")
+    if not isinstance(most, dict):
+        sys.exit(f"the rates of this GPU were not measured: {most}")
+    print(f"{device['kind']}, JAX {jax.__version__}, {device['platform']}")
     print(f"measured: {most['flops'] / 1e12:.0f} TFLOP/s, {most['bytes'] / 1e12:.2f} TB/s")
     print(
         f"{'us on the device':34} {'ours':>9} {'XLA':>9} {'JAX':>9} {'/XLA':>7} {'/JAX':>7}  share"
     )
-    results: dict[str, Any] = {"ceilings": most, "device": device.device_kind, "rows": {}}
+    results: dict[str, Any] = {"ceilings": most, "device": device["kind"], "rows": {}}
     for row in chosen:
-        found = measure(row, asked.rounds)
+        found = machine.measure(row)
         results["rows"][row.name] = found
         print(_line(row, found, most), flush=True)
         for side, text in found.items():

@@ -57,6 +57,7 @@ _SIDES = {
     "wgmma_f16": "xyo",  # sums of float16
     "wgmma_registers": "xyo",  # x comes from registers
     "tdot": "xyo",
+    "tdot_f16": "xyo",  # sums of float16
     "tdot_added": "xyzo",  # z, a float32, and the product of each half of the contracted axis
     "to": "xo",
     **dict.fromkeys(("mosaic", "mosaic_approx", "triton"), "o"),  # of every finite value
@@ -91,7 +92,7 @@ _DIVISIONS: Mapping[str, np.float32] = {"divide": np.float32(3), "reciprocal": n
 
 def is_claimed(name: str) -> bool:
     """Whether the simulator claims the bits of a call (docs/simulator.md)."""
-    return name.rpartition(".")[2] not in _FUNCTIONS
+    return name.rpartition(".")[2] not in _FUNCTIONS and not name.startswith("tdot_f16.")
 
 
 def is_bounded(name: str) -> bool:
@@ -342,6 +343,8 @@ def call_of(record: Mapping[str, Array], name: str) -> tuple[Kernel, list[Array]
         case "tdot":
             out = jnp.int32 if dtype == "int8" else jnp.float32
             return dot("highest" if how == "highest" else None, out), operands
+        case "tdot_f16":
+            return dot(out=jnp.float16), operands
         case "tdot_added":
             return added_dots("highest" if how == "highest" else None), operands
         case _:
@@ -377,19 +380,21 @@ def operands() -> Iterator[tuple[str, list[Array]]]:
         yield f"to.{dtype}.bfloat16", [_finite("bfloat16")]
     hard = {
         "wgmma": {
-            "float32": ("wide", "cancel", "special", "tiny", "huge"),
-            "bfloat16": ("special", "tiny", "huge"),
-            **dict.fromkeys(("float16", *_NARROW), ("special",)),
+            "float32": ("wide", "cancel", *_HARD),
+            "bfloat16": _HARD,
+            **dict.fromkeys(("float16", *_NARROW), ("special", "subnormal")),
         },
         "wgmma_registers": dict.fromkeys(_WGMMA, ("wide", "special")),
         "wgmma_f16": {
             "float16": ("wide", "cancel", "special", "subnormal"),
-            "float8_e4m3fn": ("wide", "special"),
-        },
-        "tdot": {
-            **dict.fromkeys(("bfloat16", "float32"), ("special", "tiny", "huge")),
             **dict.fromkeys(_NARROW, ("wide", "special")),
         },
+        "tdot": {
+            **dict.fromkeys(("bfloat16", "float32"), _HARD),
+            "float16": ("special", "subnormal"),
+            **dict.fromkeys(_NARROW, ("wide", "cancel", "special", "subnormal")),
+        },
+        "tdot_f16": dict.fromkeys(("float16", *_NARROW), ("wide", "special")),
         "tdot_added": {
             **dict.fromkeys(("bfloat16", "float16", *_NARROW), ("wide",)),
             "float32": ("wide", "highest"),

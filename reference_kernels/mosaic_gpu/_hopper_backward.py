@@ -1,24 +1,31 @@
-"""Gradients of flash attention on a Hopper GPU, in two kernels.
+"""Gradients of flash attention on a Hopper GPU, in one kernel or two.
 
 With ``p = exp2(s - log_sum)`` computed again from the saved sums of the forward kernel, ``dp = do
 v^T`` and ``delta_i = sum_j o_ij do_ij``: ``ds = p (dp - delta)``, ``dq = scale ds k``, ``dk = scale
 ds^T q`` and ``dv = p^T do`` (Dao, "FlashAttention-2", 2023, arXiv:2307.08691, algorithm 2).
 
-A tile of queries needs all keys, a tile of keys all queries. Each gets a kernel of its own, which
-keeps what it sums up in registers, so no sum is in memory and nothing depends on the order of
-blocks. The price is that scores and ``dp`` are computed twice, seven products instead of five.
+A tile of keys needs all queries, a tile of queries all keys. What a tile sums up stays in the
+registers of its block. The kernel of the keys computes the transposed scores, keys by queries. Then
+``p^T`` and ``ds^T`` are accumulators with the keys as rows, and after rounding they are the left
+side of the next product as they are, in registers. It goes over all heads of queries that read its
+keys, so ``dk`` and ``dv`` of a group are summed in float32 too. ``dq`` comes from one of two
+kernels:
 
-The kernel of the keys computes the transposed scores, keys by queries. Then ``p^T`` and ``ds^T``
-are accumulators with the keys as rows, and after rounding they are the left side of the next
-product as they are, in registers. It goes over all heads of queries that read its keys, so
-``dk`` and ``dv`` of a group are summed in float32 too.
+- The kernel of the keys, for a ``d`` of 64 or 128: a block adds its part of ``dq`` to global
+  memory, in float32, by a TMA copy that adds (PTX ISA, "cp.reduce.async.bulk"). The two computing
+  warpgroups exchange ``ds`` through shared memory. Then each multiplies all of it with half the
+  columns of the keys, or, with 64 columns, that of every second block. They do so one block later,
+  when the other one has long written its ``ds``. Blocks add in any order, so the last bits of
+  ``dq`` differ from run to run.
+- A kernel of the queries, which computes scores and ``dp`` once more: seven products instead
+  of five. Nothing depends on the order of blocks.
 
-As in the forward kernel, two warpgroups compute and one copies.
+As in the forward kernel, two warpgroups compute and one copies: blocks of two arrays in turn into a
+ring of slots. Each slot is free as soon as its block has been multiplied.
 
-A ``d`` of 256 takes twice the room. In shared memory there is one block that goes by, instead of
-two: its copies do not overlap with the products of the block before. In registers there is room for
-half the columns of ``dk`` and ``dv``: another block of the grid has the other half, and computes
-the scores once more.
+A ``d`` of 256 takes twice the room. In shared memory there are three slots instead of four. In
+registers there is room for half the columns of ``dk`` and ``dv``: another block of the grid has the
+other half, and computes the scores once more.
 """
 
 from __future__ import annotations
@@ -34,7 +41,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from reference_kernels._refs import Ref
-from reference_kernels.mosaic_gpu import _rows
+from reference_kernels.mosaic_gpu import _rows, _tiles
 from reference_kernels.mosaic_gpu._hopper_blocks import (
     CONSUMERS,
     ROWS,
@@ -48,6 +55,7 @@ from reference_kernels.mosaic_gpu._hopper_blocks import (
 
 _BLOCK = ROWS  # queries or keys of a block that goes by
 _WIDEST = 128  # columns of dk and dv that are summed up at a time
+_WIDTH = 64  # columns of dq that a warpgroup multiplies
 _ACC = plgpu.ACC((ROWS, _BLOCK), jnp.float32)
 
 
@@ -78,18 +86,24 @@ class _Buffers(NamedTuple):
     ``deltas``.
 
     Attributes:
-      numbers: two numbers of each query: ``(2, 2, 64)``, the second axis the computing warpgroup,
-        if a tile has queries, and ``(2, stages, 64)`` if queries go by.
+      numbers: a number of each query: ``(2, 2, 64)``, of two kinds and the second axis the
+        computing warpgroup, if a tile has queries, and ``(slots, 64)`` if queries go by.
       own: the rows of each computing warpgroup, later their gradients, ``(2, 2, 64, d)``.
-      passing: blocks that go by, ``(2, stages, 64, d)``.
+      passing: blocks that go by, the two kinds in turn, ``(slots, 64, d)``.
       products: what a computing warpgroup multiplies, ``(2, 2, 64, 64)``; None if the tensor core
         reads it from registers.
+      shared: ``ds`` of both computing warpgroups for two blocks, ``(2, 2, 64, 64)``, keys by
+        queries; None if ``dq`` has a kernel of its own.
+      dq: what a computing warpgroup has of ``dq`` of a block, ``(2, 64, 64)``, float32; None
+        likewise.
     """
 
     numbers: Ref
     own: Ref
     passing: Ref
     products: Ref | None
+    shared: Ref | None
+    dq: Ref | None
 
 
 class _Barriers(NamedTuple):
@@ -97,13 +111,16 @@ class _Barriers(NamedTuple):
 
     Attributes:
       own_ready: ``(2,)``: the rows of a computing warpgroup have arrived. It waits for its own.
-      ready: ``(stages,)``: a block has arrived in a slot. Both computing warpgroups wait for it.
-      free: ``(stages,)``: both have read the slot. The copying one waits before it fills it again.
+      ready: ``(slots,)``: a block has arrived in a slot. Both computing warpgroups wait for it.
+      free: ``(slots,)``: both have read the slot. The copying one waits before it fills it again.
+      met: both computing warpgroups have written their ``ds`` of a block, and read all of that of
+        the block before.
     """
 
     own_ready: Ref
     ready: Ref
     free: Ref
+    met: Ref
 
 
 @dataclasses.dataclass(frozen=True)
@@ -148,13 +165,29 @@ class _Tile:
         """These rows of both arrays in shared memory, each ``(64, d)``."""
         return self.buffers.own.at[0, self.warpgroup], self.buffers.own.at[1, self.warpgroup]
 
-    def slot(self, i: jax.Array) -> jax.Array:
-        """Where the ``i``-th block that goes by is in shared memory."""
-        return jax.lax.rem(i, jnp.int32(self.barriers.ready.shape[0]))
+    def slot(self, n: int, i: jax.Array) -> jax.Array:
+        """Where the ``i``-th block of kind ``n`` that goes by is in shared memory."""
+        return _slot(n, i, self.barriers.ready)
 
-    def passing(self, slot: jax.Array) -> tuple[Ref, Ref]:
-        """The blocks of both arrays in a slot, each ``(64, d)``."""
-        return self.buffers.passing.at[0, slot], self.buffers.passing.at[1, slot]
+    def arrived(self, n: int, i: jax.Array) -> Ref:
+        """The ``i``-th block of kind ``n``, ``(64, d)``, as soon as it has arrived."""
+        slot = self.slot(n, i)
+        plgpu.barrier_wait(self.barriers.ready.at[slot])
+        return self.buffers.passing.at[slot]
+
+    def free(self, n: int, i: jax.Array) -> None:
+        """Let the ``i``-th block of kind ``n``, which this warpgroup has read, be overwritten."""
+        plgpu.barrier_arrive(self.barriers.free.at[self.slot(n, i)])
+
+    @property
+    def takes_turns(self) -> bool:
+        """Whether the computing warpgroups multiply every second block of ``dq``."""
+        return self.arrays.q.shape[-1] == _WIDTH
+
+    @property
+    def columns_of_dq(self) -> pl.Slice:
+        """The columns of ``dq`` that this warpgroup multiplies."""
+        return pl.ds(0 if self.takes_turns else self.warpgroup * _WIDTH, _WIDTH)
 
     def left(self, n: int, value: jax.Array) -> jax.Array | Ref:
         """``value`` as the left side of product ``n``: in registers, or in shared memory."""
@@ -166,25 +199,30 @@ class _Tile:
         return buffer
 
 
-def _copy_blocks(count: Any, copy: Callable[[Any, Any], None], free: Ref) -> None:
-    """Copy ``count`` blocks, each into the next slot as soon as it is free.
+def _slot(n: int, i: Any, barriers: Ref) -> jax.Array:
+    return jax.lax.rem(2 * i + n, jnp.int32(barriers.shape[0]))
+
+
+def _copy_blocks(count: Any, copy: Callable[[int, Any, Any], None], free: Ref) -> None:
+    """Copy ``count`` blocks of each of two kinds in turn, each as soon as its slot is free.
 
     Args:
-      count: blocks.
-      copy: starts the copies of a block into a slot.
+      count: blocks of a kind.
+      copy: starts the copy of a kind's block into a slot.
       free: barriers, one for each slot.
     """
-    stages = free.shape[0]
+    slots = free.shape[0]
 
     @pl.loop(0, count)
     def _block(i: jax.Array) -> None:
-        slot = jax.lax.rem(i, jnp.int32(stages))
-        pl.when(i >= stages)(lambda: plgpu.barrier_wait(free.at[slot]))
-        copy(i, slot)
+        for n in range(2):
+            slot = _slot(n, i, free)
+            pl.when(2 * i + n >= slots)(lambda slot=slot: plgpu.barrier_wait(free.at[slot]))
+            copy(n, i, slot)
 
-    @pl.loop(jnp.maximum(count - stages, 0), count)
+    @pl.loop(jnp.maximum(2 * count - slots, 0), 2 * count)
     def _leave(i: jax.Array) -> None:  # the interpreter of JAX 0.11 wants every phase to be seen
-        plgpu.barrier_wait(free.at[jax.lax.rem(i, jnp.int32(stages))])
+        plgpu.barrier_wait(free.at[jax.lax.rem(i, jnp.int32(slots))])
 
 
 def _load_own(tile: _Tile, *copies: tuple[Ref, Ref]) -> None:
@@ -247,12 +285,11 @@ def _queries_kernel(
     )
 
 
-def _copy_keys(tile: _Tile, j: jax.Array, slot: jax.Array) -> None:
-    """Start the copies of block ``j`` of keys and values."""
+def _copy_keys(tile: _Tile, n: int, j: jax.Array, slot: jax.Array) -> None:
+    """Start the copy of block ``j`` of keys or values."""
     kv_head = jax.lax.div(tile.head, jnp.int32(tile.group))
-    for source, buffer in zip((tile.arrays.k, tile.arrays.v), tile.passing(slot), strict=True):
-        block = source.at[kv_head, pl.ds(j * _BLOCK, _BLOCK)]
-        plgpu.copy_gmem_to_smem(block, buffer, tile.barriers.ready.at[slot])
+    block = (tile.arrays.k, tile.arrays.v)[n].at[kv_head, pl.ds(j * _BLOCK, _BLOCK)]
+    plgpu.copy_gmem_to_smem(block, tile.buffers.passing.at[slot], tile.barriers.ready.at[slot])
 
 
 def _compute_dq(tile: _Tile, dq: Ref, seen: Any) -> None:
@@ -286,13 +323,12 @@ def _add_to_dq(
     tile: _Tile, total: Ref, log_sums: jax.Array, deltas: jax.Array, j: jax.Array
 ) -> None:
     """Add the product of ``ds`` of block ``j`` and its keys to ``total``."""
-    settings, slot = tile.settings, tile.slot(j)
-    (q, do), (k, v) = tile.own, tile.passing(slot)
-    plgpu.barrier_wait(tile.barriers.ready.at[slot])
+    settings, (q, do) = tile.settings, tile.own
+    k = tile.arrived(0, j)
 
     def ds_of(s: Ref, dp: Ref) -> jax.Array:
         plgpu.wgmma(s, q, k.transpose((1, 0)))
-        plgpu.wgmma(dp, do, v.transpose((1, 0)))
+        plgpu.wgmma(dp, do, tile.arrived(1, j).transpose((1, 0)))
         scores = plgpu.wgmma_accumulator_load(s, wait_n=1)
         edge = j >= settings.whole(tile.index, _BLOCK) if settings.masks(_BLOCK) else None
         scores = _hide(scores, settings, edge, tile.start, j * _BLOCK)
@@ -300,9 +336,10 @@ def _add_to_dq(
         return (p * (plgpu.wgmma_accumulator_load(dp) - deltas)).astype(k.dtype)
 
     ds = pl.run_scoped(ds_of, _ACC, _ACC)
+    tile.free(1, j)
     plgpu.wgmma(total, tile.left(0, ds), k)
     plgpu.wgmma_wait(0)
-    plgpu.barrier_arrive(tile.barriers.free.at[slot])
+    tile.free(0, j)
 
 
 def _keys_kernel(
@@ -312,14 +349,15 @@ def _keys_kernel(
     do: Ref,
     log_sums: Ref,
     deltas: Ref,
-    dk: Ref,
-    dv: Ref,
-    buffers: _Buffers,
-    barriers: _Barriers,
-    *,
+    *rest: Any,
     settings: Settings,
 ) -> None:
-    """``dk`` and ``dv (g, kv_len, d)`` of a tile of keys, past which queries of its heads go."""
+    """``dk`` and ``dv (g, kv_len, d)`` of a tile of keys, past which queries of its heads go.
+
+    If ``rest`` begins with a ``dq (h, q_len, d)``, float32, they add the tile's part of it.
+    """
+    *sums, dk, dv, buffers, barriers = rest
+    dq = sums[0] if sums else None
     tile = _Tile(
         arrays=_Arrays(q, do, k, v, log_sums, deltas),
         buffers=buffers,
@@ -336,7 +374,7 @@ def _keys_kernel(
         copy=lambda: _copy_blocks(
             passing.count, functools.partial(_copy_queries, passing), barriers.free
         ),
-        compute=lambda: _compute_dk_and_dv(passing, dk, dv),
+        compute=lambda: _compute_dk_and_dv(passing, dq, dk, dv),
     )
 
 
@@ -366,35 +404,43 @@ class _Passing:
         return head, (self.first + jax.lax.rem(i, each)) * _BLOCK
 
 
-def _copy_queries(passing: _Passing, i: jax.Array, slot: jax.Array) -> None:
-    """Start the copies of the ``i``-th block of queries, of cotangents, and of their numbers."""
+def _copy_queries(passing: _Passing, n: int, i: jax.Array, slot: jax.Array) -> None:
+    """Start the copies of the ``i``-th block of queries or cotangents, and of their numbers."""
     arrays, buffers = passing.tile.arrays, passing.tile.buffers
     ready = passing.tile.barriers.ready.at[slot]
     head, start = passing.place(i)
-    rows = pl.ds(start, _BLOCK)
-    for n, (source, numbers) in enumerate(
-        ((arrays.q, arrays.log_sums), (arrays.do, arrays.deltas))
-    ):
-        plgpu.copy_gmem_to_smem(source.at[head, rows], buffers.passing.at[n, slot], ready)
-        plgpu.copy_gmem_to_smem(numbers.at[head, rows], buffers.numbers.at[n, slot], ready)
+    here = head, pl.ds(start, _BLOCK)
+    source, numbers = ((arrays.q, arrays.log_sums), (arrays.do, arrays.deltas))[n]
+    plgpu.copy_gmem_to_smem(source.at[here], buffers.passing.at[slot], ready)
+    plgpu.copy_gmem_to_smem(numbers.at[here], buffers.numbers.at[slot], ready)
 
 
-def _compute_dk_and_dv(passing: _Passing, dk: Ref, dv: Ref) -> None:
+def _compute_dk_and_dv(passing: _Passing, dq: Ref | None, dk: Ref, dv: Ref) -> None:
     """The gradients of 64 keys and values, or the columns of them that are this block's part."""
     tile = passing.tile
     k, v = tile.own
     width = min(k.shape[-1], _WIDEST)
     columns = pl.ds(jax.lax.axis_index("part") * width, width)
     _load_own(tile, (tile.arrays.k, k), (tile.arrays.v, v))
+    if dq is not None:
+        # Of the block before the first one, so that all are alike. It also says that the keys of
+        # this warpgroup have arrived.
+        zeros = plgpu.layout_cast(jnp.zeros((ROWS, _BLOCK), k.dtype), plgpu.Layout.WGMMA)
+        _share(tile, zeros, 1)
 
     def sum_up(dk_total: Ref, dv_total: Ref) -> tuple[jax.Array, jax.Array]:
         pl.loop(0, passing.count)(
-            lambda i: _add_to_dk_and_dv(passing, dk_total, dv_total, columns, i)
+            lambda i: _add_to_dk_and_dv(passing, dq, dk_total, dv_total, columns, i)
         )
         return dk_total[...], dv_total[...]
 
     acc = plgpu.WGMMAAccumulatorRef((ROWS, width), jnp.float32)
     dk_value, dv_value = pl.run_scoped(sum_up, acc, acc)
+    if dq is not None:
+        plgpu.barrier_wait(tile.barriers.met)
+        _add_to_dq_of_block(passing, dq, passing.count - 1)
+        plgpu.barrier_arrive(tile.barriers.met)  # the keys of this warpgroup become gradients
+        plgpu.barrier_wait(tile.barriers.met)
     dk_value *= tile.settings.scale
     if width < k.shape[-1]:  # part of a row is not contiguous, as TMA wants it
         _rows.store(dk.at[tile.head, tile.rows, columns], dk_value)
@@ -403,42 +449,116 @@ def _compute_dk_and_dv(passing: _Passing, dk: Ref, dv: Ref) -> None:
         _store_own(tile, (dk_value, dk), (dv_value, dv))
 
 
-def _add_to_dk_and_dv(passing: _Passing, dk: Ref, dv: Ref, columns: pl.Slice, i: jax.Array) -> None:
-    """Add ``p^T do`` of the ``i``-th block to ``dv``, then its ``ds^T q`` to ``dk``."""
+def _share(tile: _Tile, ds: jax.Array, i: Any) -> None:
+    """Give the rounded ``ds`` of the ``i``-th block to the other computing warpgroup."""
+    tile.buffers.shared.at[jax.lax.rem(i, jnp.int32(2)), tile.warpgroup][...] = ds
+    plgpu.commit_smem()
+    plgpu.barrier_arrive(tile.barriers.met)
+
+
+def _start_dq(tile: _Tile, acc: Ref, i: jax.Array) -> None:
+    """Start the product of all ``ds`` of the ``i``-th block and the columns of this warpgroup."""
+    for warpgroup in range(CONSUMERS):
+        ds = tile.buffers.shared.at[jax.lax.rem(i, jnp.int32(2)), warpgroup]
+        keys = tile.buffers.own.at[0, warpgroup, :, tile.columns_of_dq]
+        plgpu.wgmma(acc, ds.transpose((1, 0)), keys)
+
+
+def _store_dq(passing: _Passing, dq: Ref, value: jax.Array, i: jax.Array) -> None:
+    """Start to add ``value``, some columns of ``dq`` of the ``i``-th block, to memory."""
+    tile = passing.tile
+    head, start = passing.place(i)
+    buffer = tile.buffers.dq.at[tile.warpgroup]
+    plgpu.wait_smem_to_gmem(0, wait_read_only=True)  # the copy before has read it
+    buffer[...] = value
+    plgpu.commit_smem()
+    here = head, pl.ds(start, _BLOCK), tile.columns_of_dq
+    plgpu.copy_smem_to_gmem(buffer, dq.at[here], reduction_op="add")
+
+
+def _add_to_dq_of_block(passing: _Passing, dq: Ref, i: jax.Array) -> None:
+    """Add what this warpgroup multiplies of the ``i``-th block, if anything, to ``dq``."""
+    tile = passing.tile
+
+    def multiply(acc: Ref) -> jax.Array:
+        _start_dq(tile, acc, i)
+        return acc[...]
+
+    def add() -> None:
+        _store_dq(passing, dq, pl.run_scoped(multiply, _ACC), i)
+
+    if tile.takes_turns:
+        pl.when(jax.lax.rem(i, jnp.int32(CONSUMERS)) == tile.warpgroup)(add)
+    else:
+        add()
+
+
+def _add_to_dk_and_dv(
+    passing: _Passing, dq: Ref | None, dk: Ref, dv: Ref, columns: pl.Slice, i: jax.Array
+) -> None:
+    """Add ``p^T do`` of the ``i``-th block to ``dv``, then its ``ds^T q`` to ``dk``.
+
+    The part of ``dq`` of the block before is added to ``dq``.
+    """
     tile, settings = passing.tile, passing.tile.settings
-    start, slot = tile.start, tile.slot(i)
-    (k, v), (q, do) = tile.own, tile.passing(slot)
-    plgpu.barrier_wait(tile.barriers.ready.at[slot])
+    start, (k, v) = tile.start, tile.own
+    masks = settings.masks(TILE)
+    q = tile.arrived(0, i)
 
     def numbers(n: int) -> jax.Array:
         # Loaded where they are needed, because registers are scarce.
-        values = plgpu.load(tile.buffers.numbers.at[n, slot], layout=plgpu.Layout.WGMMA.reduce(0))
+        ref = tile.buffers.numbers.at[tile.slot(n, i)]
+        values = plgpu.load(ref, layout=plgpu.Layout.WGMMA.reduce(0))
         return over_rows(values, (ROWS, _BLOCK))
 
-    def p_of(s: Ref) -> jax.Array:
+    def p_of(s: Ref, *acc: Ref) -> tuple[jax.Array, ...]:
         plgpu.wgmma(s, k, q.transpose((1, 0)))
+        if dq is not None:
+            plgpu.barrier_wait(tile.barriers.met)
+        for ref in acc:
+            _start_dq(tile, ref, i + 1)  # as many blocks later as there is room for: that before
         scores, (_, query) = s[...], passing.place(i)
         edge = None
         if settings.causal:  # the first query does not see the last key
             edge = query + settings.offset < start + (ROWS - 1)
+        elif masks:  # weights of padding may be infinite, and its keys are zero
+            edge = start + ROWS > settings.kv_len
         scores = _hide(scores, settings, edge, query, start, keys=0)
-        return jnp.exp2(scores * settings.to_log2 - numbers(0))
+        p = jnp.exp2(scores * settings.to_log2 - numbers(0))
+        return p, *(ref[...] for ref in acc)
 
     def ds_of(dp: Ref) -> jax.Array:
         plgpu.wgmma(dp, v, do.transpose((1, 0)))
         return p * (dp[...] - numbers(1))
 
-    p = pl.run_scoped(p_of, _ACC)
+    both = dq is not None and not tile.takes_turns  # products at a time
+    p, *values = pl.run_scoped(p_of, _ACC, *([_ACC] if both else []))
+    if dq is not None:
+        before = jnp.maximum(i - 1, 0)  # to the first block, zeros are added
+        if both:
+            _store_dq(passing, dq, *values, before)
+        else:
+            pl.when(i > 0)(lambda: _add_to_dq_of_block(passing, dq, before))
+    do = tile.arrived(1, i)
     plgpu.wgmma(dv, tile.left(0, p.astype(q.dtype)), do.at[:, columns])
-    if settings.causal:  # the mask takes the registers of weights in flight
+    if masks:  # the mask takes the registers of weights in flight
         plgpu.wgmma_wait(0)
     ds = pl.run_scoped(ds_of, _ACC)
-    plgpu.wgmma(dk, tile.left(1, ds.astype(q.dtype)), q.at[:, columns])
+    _free(tile, 1, i)
+    rounded = ds.astype(q.dtype)
+    if dq is not None:
+        _share(tile, rounded, i)
+    plgpu.wgmma(dk, tile.left(1, rounded), q.at[:, columns])
     plgpu.wgmma_wait(0)
+    _free(tile, 0, i)
+
+
+def _free(tile: _Tile, n: int, i: jax.Array) -> None:
+    """Let both the ``i``-th block of kind ``n`` and its numbers be overwritten."""
     if tile.buffers.products is None:
         # Threads have read the numbers, and TMA overwrites them; ``left`` has no fence then.
         plgpu.commit_smem()
-    plgpu.barrier_arrive(tile.barriers.free.at[slot])
+    tile.free(n, i)
 
 
 def _call(
@@ -451,23 +571,27 @@ def _call(
     settings: Settings,
     *,
     numbers_pass: bool,
+    dq: Any = None,
 ) -> Any:
     """Run a kernel over tiles of ``own``, past which blocks of ``passing`` go."""
     heads, length, d = own[0].shape
-    dtype, stages = own[0].dtype, 2 if d <= _WIDEST else 1
+    dtype, slots = own[0].dtype, 4 if d <= _WIDEST else 3
     parts = pl.cdiv(d, _WIDEST) if outputs == 2 else 1  # two sums are too many for registers
     buffers = _Buffers(
-        numbers=plgpu.SMEM((2, stages if numbers_pass else CONSUMERS, ROWS), jnp.float32),
+        numbers=plgpu.SMEM((slots, ROWS) if numbers_pass else (2, CONSUMERS, ROWS), jnp.float32),
         own=in_shared(2, CONSUMERS, ROWS, d, dtype=dtype),
-        passing=in_shared(2, stages, _BLOCK, d, dtype=dtype),
+        passing=in_shared(slots, _BLOCK, d, dtype=dtype),
         products=None
         if settings.in_registers
         else in_shared(2, CONSUMERS, ROWS, _BLOCK, dtype=dtype),
+        shared=None if dq is None else in_shared(2, CONSUMERS, ROWS, _BLOCK, dtype=dtype),
+        dq=None if dq is None else _tiles.smem((CONSUMERS, _BLOCK, _WIDTH), jnp.float32),
     )
-    barriers = _Barriers(  # arrivals: two matrices, and the numbers where they are
+    barriers = _Barriers(  # arrivals: the matrices, and the numbers where they are
         own_ready=plgpu.Barrier(num_arrivals=2 if numbers_pass else 4, num_barriers=CONSUMERS),
-        ready=plgpu.Barrier(num_arrivals=4 if numbers_pass else 2, num_barriers=stages),
-        free=plgpu.Barrier(num_arrivals=CONSUMERS, num_barriers=stages),
+        ready=plgpu.Barrier(num_arrivals=2 if numbers_pass else 1, num_barriers=slots),
+        free=plgpu.Barrier(num_arrivals=CONSUMERS, num_barriers=slots),
+        met=plgpu.Barrier(num_arrivals=CONSUMERS),
     )
     return plgpu.kernel(
         functools.partial(body, settings=settings),
@@ -479,7 +603,7 @@ def _call(
         thread_name="warpgroup",
         kernel_name=name,
         compiler_params=plgpu.CompilerParams(approx_math=True),
-    )(*own, *passing, *numbers)
+    )(*own, *passing, *numbers, *([] if dq is None else [dq]))
 
 
 def gradients(
@@ -505,11 +629,16 @@ def gradients(
     delta = jnp.sum(o.astype(jnp.float32) * do.astype(jnp.float32), axis=-1)
     numbers = (log_sums, delta)
     name = "hopper_attention_backward"
+    keys = functools.partial(
+        *(_call, _keys_kernel, f"{name}_kv", (k, v), (q, do), numbers, 2, settings),
+        numbers_pass=True,
+    )
+    if q.shape[-1] <= _WIDEST and not settings.deterministic:
+        sums = jax.new_ref(jnp.zeros(q.shape, jnp.float32))
+        dk, dv = keys(dq=sums)
+        return (settings.scale * jax.freeze(sums)).astype(q.dtype), dk, dv
     (dq,) = _call(
-        _queries_kernel, f"{name}_q", (q, do), (k, v), numbers, 1, settings, numbers_pass=False
+        *(_queries_kernel, f"{name}_q", (q, do), (k, v), numbers, 1, settings), numbers_pass=False
     )
-
-    dk, dv = _call(
-        _keys_kernel, f"{name}_kv", (k, v), (q, do), numbers, 2, settings, numbers_pass=True
-    )
+    dk, dv = keys()
     return dq, dk, dv

@@ -39,6 +39,7 @@ class Settings:
       block_kv: keys of a block.
       stages: blocks of keys in shared memory.
       in_registers: whether the tensor core takes weights and running sums from registers.
+      deterministic: whether gradients are the same in every run.
     """
 
     q_len: int
@@ -48,6 +49,7 @@ class Settings:
     block_kv: int
     stages: int
     in_registers: bool
+    deterministic: bool = False
 
     @property
     def to_log2(self) -> float:

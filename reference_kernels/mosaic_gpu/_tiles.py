@@ -108,9 +108,9 @@ def check_blocks(dtype: Any, *, block_m: int, block_n: int, block_k: int, stages
 PART = (64, 64)
 
 
-def staging(dtype: Any, *warpgroups: int) -> Any:
-    """Shared memory for ``store``: two parts of a block, for each of some ``warpgroups``."""
-    return smem((*warpgroups, 2, *PART), dtype)
+def staging(dtype: Any, *warpgroups: int, slots: int = 2) -> Any:
+    """Shared memory for ``store``: ``slots`` parts of a block, for each of some ``warpgroups``."""
+    return smem((*warpgroups, slots, *PART), dtype)
 
 
 def sum_steps(
@@ -217,7 +217,7 @@ def store(
     With ``reduction="add"``, TMA adds it to what is there.
 
     The activation is applied part by part, so that it needs few registers besides ``value``. While
-    TMA copies one part out, the next is written to the other half of ``parts``. TMA leaves out
+    TMA copies one part out, the next is written to another slot of ``parts``. TMA leaves out
     what lies beyond the end of ``o_gmem``, unless that has one tile of columns: JAX drops the index
     along such an axis, and the copy would overwrite that tile. So no part begins behind the columns
     that ``o_gmem`` has. The last copies may be under way when this returns.
@@ -225,10 +225,12 @@ def store(
     rows, columns = PART
     width = min(value.shape[1], o_gmem.shape[-1])
     corners = [(i, j) for i in range(0, value.shape[0], rows) for j in range(0, width, columns)]
+    slots = parts.shape[0]
     for count, (i, j) in enumerate(corners):
-        part = parts.at[count % 2]
-        # The last copy may still read its half. After an odd number of parts, that is this one.
-        may_read = 0 if count == 0 and len(corners) % 2 else 1
+        part = parts.at[count % slots]
+        # The last copies may still read other slots. If those before did not end with the last
+        # slot, this one may be among them.
+        may_read = 0 if count == 0 and len(corners) % slots else slots - 1
         plgpu.wait_smem_to_gmem(may_read, wait_read_only=True)
         piece = value[i : i + rows, j : j + columns]
         part[...] = (activation(piece) if activation else piece).astype(o_gmem.dtype)

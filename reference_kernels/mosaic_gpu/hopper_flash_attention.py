@@ -579,6 +579,7 @@ def hopper_flash_attention(
     block_kv: int | None = None,
     stages: int | None = None,
     in_registers: bool = True,
+    deterministic: bool = False,
 ) -> jax.Array:
     """Attention of ``h`` heads of queries to ``g`` heads of keys, in ``b`` batches.
 
@@ -598,6 +599,9 @@ def hopper_flash_attention(
         Otherwise the weights go through shared memory, and the products are added by the threads:
         the GPU interpreter can do that, but it takes as many registers again for the output, and
         with blocks of more than 64 keys they do not suffice.
+      deterministic: compute the gradient of ``q`` in a kernel of its own, in which nothing depends
+        on the order of blocks, as it is always done for a ``d`` of 256. Otherwise its last bits
+        differ from run to run, and the backward pass takes five products instead of seven.
 
     Returns:
       ``(b, h, q_len, d)``, of the dtype of ``q``; zero for a query that sees no key.
@@ -642,7 +646,9 @@ def hopper_flash_attention(
             f"stages must be at most {most} for a d of {d} and a block_kv of {block_kv}, because "
             f"a block has {_SHARED:,} bytes of shared memory, but it is {stages}"
         )
-    settings = Settings(q_len, kv_len, causal, factor, block_kv, stages, in_registers)
+    settings = Settings(
+        q_len, kv_len, causal, factor, block_kv, stages, in_registers, deterministic
+    )
     o = _attend(
         *(
             padded(jnp.reshape(operand, (-1, *operand.shape[2:])), rows)

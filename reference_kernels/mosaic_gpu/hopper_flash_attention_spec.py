@@ -39,9 +39,9 @@ def _inputs(keys: Sequence[int] = (70, 230), d: int = 64, **options: Any) -> Any
         pst.arrays(
             "b h q d, b g k d, b g k d",
             dtype=pst.floats("bfloat16", "float16"),
-            # Fewer and more blocks of keys than there are stages; of 70, the first 70 queries see
+            # Fewer and more blocks of keys than there are stages; of 70, the first queries see
             # none, if causal, and the first tile sees one block.
-            dims={"b": 1, "h": 4, "g": 2, "q": 140, "k": list(keys), "d": d},
+            dims={"b": 1, "h": 4, "g": 2, "q": [140, 200], "k": list(keys), "d": d},
         ),
         options={"causal": st.booleans(), **options},
         tuning={"block_kv": _BLOCK_KV, "stages": st.sampled_from(stages)},
@@ -68,6 +68,7 @@ SPEC = KernelSpec(
         _inputs(), _inputs(keys=[70], causal=st.just(value=False)).map(_with_equal_keys)
     ),
     differentiable=(0, 1, 2),
+    deterministic=False,  # the gradient of q
     relations=(
         Linear(2),
         Permuted({0: 0, 1: 0, 2: 0}, output=0),
@@ -134,13 +135,13 @@ _BACKWARD = (
     EquivalentMutant(
         operator="wait",
         change="dropped",
-        source="plgpu.barrier_wait(free.at[jax.lax.rem(i, jnp.int32(stages))])",
+        source="plgpu.barrier_wait(free.at[jax.lax.rem(i, jnp.int32(slots))])",
         reason="nobody fills these slots again; only the interpreter of JAX 0.11 wants it",
     ),
     EquivalentMutant(
         operator="arithmetic",
         change="sub -> add",
-        source="@pl.loop(jnp.maximum(count - stages, 0), count)",
+        source="@pl.loop(jnp.maximum(2 * count - slots, 0), 2 * count)",
         reason="likewise",
     ),
     EquivalentMutant(
@@ -177,12 +178,31 @@ SPEC_SHARP = dataclasses.replace(
     equivalent=_FORWARD,
 )
 
+#: Of the most common size, with gradients in one kernel whose warpgroups share the columns.
+SPEC_COMMON = dataclasses.replace(
+    SPEC,
+    name="hopper_flash_attention_128",
+    inputs=_inputs(d=128),
+    relations=(),
+    typical=(),
+)
+
+#: With the gradient of the queries in a kernel of its own.
+SPEC_DETERMINISTIC = dataclasses.replace(
+    SPEC,
+    name="hopper_flash_attention_deterministic",
+    kernel={"gpu": functools.partial(hopper_flash_attention, deterministic=True)},
+    deterministic=True,
+    relations=(),
+    typical=(),
+)
+
 #: Of the size of Gemma's heads.
 SPEC_WIDE = dataclasses.replace(
     SPEC,
     name="hopper_flash_attention_wide",
     inputs=_inputs(d=256),
-    backends=WGMMA,
+    deterministic=True,
     relations=(),
     typical=tuple(
         pst.shaped(

@@ -5,9 +5,9 @@ Shapes: ``x (m, k)``, ``y (k, n)``, ``o (m, n)``. Dtypes: bfloat16 or float16; s
 Source: the design is that of CUTLASS 3's "cooperative" kernels (Thakkar et al., 2023); the
 instructions are those of ``hopper_matmul``, which is simpler: read it first. What is added here:
 
-- Three warpgroups with a job each. One fetches: it waits for free slots and starts TMA copies. Two
-  multiply, each half of the rows of a tile. None of them stops for another: ``arrived`` counts the
-  bytes that have come, ``free`` the warpgroups that have read them.
+- Three warpgroups with a job each (``_warpgroups``). One fetches: it waits for free slots and
+  starts TMA copies. Two multiply, each half of the rows of a tile. None of them stops for another:
+  ``arrived`` counts the bytes that have come, ``free`` the warpgroups that have read them.
 - Registers follow the jobs. The fetching warpgroup gives back most of its own, so that a tile of
   ``128 x 256`` fits, 128 sums for each thread that multiplies. A tile that large asks for half the
   bytes of shared memory per operation that four of ``64 x 128`` would.
@@ -32,47 +32,15 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from reference_kernels import _gpu, _require
 from reference_kernels._refs import Ref
-from reference_kernels.mosaic_gpu import _tiles
-
-_MULTIPLYING = 2  # warpgroups, besides the one that fetches
-_FEW_REGISTERS, _MANY_REGISTERS = 40, 232  # of a thread; 128 * (40 + 2 * 232) <= 65536
-
-
-class _Buffers(NamedTuple):
-    """Shared memory of a block of the grid.
-
-    Attributes:
-      x: blocks of ``x`` for ``stages`` steps, ``(stages, block_m, block_k)``, or the last two
-        sizes the other way round, as the axes of ``x`` are.
-      y: blocks of ``y``, ``(stages, block_k, block_n)``, or likewise.
-      o: parts of the output on their way out, for each warpgroup; see ``_tiles.staging``.
-    """
-
-    x: Ref
-    y: Ref
-    o: Ref
-
-
-class _Barriers(NamedTuple):
-    """What the warpgroups owe each other.
-
-    Attributes:
-      arrived: ``(stages,)``: both blocks of a step have arrived in a slot.
-      free: ``(stages,)``: all warpgroups that multiply have read a slot, in all blocks of the
-        cluster.
-    """
-
-    arrived: Ref
-    free: Ref
+from reference_kernels.mosaic_gpu import _tiles, _warpgroups
+from reference_kernels.mosaic_gpu._warpgroups import MULTIPLYING, Barriers, Buffers, placed
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,20 +64,20 @@ class _Schedule:
         cluster, clusters = jax.lax.axis_index("cluster"), jax.lax.axis_size("cluster")
         return (self.tiles[0] * self.tiles[1] - cluster + clusters - 1) // clusters
 
-    def corner(self, turn: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """The first row and column of the tile that this block works on in its ``turn``."""
+    def corner(self, turn: jax.Array) -> tuple[jax.Array, jax.Array, int]:
+        """The first row, column and step of the tile that this block works on in its ``turn``."""
         index = jax.lax.axis_index("cluster") + turn * jax.lax.axis_size("cluster")
         i, j = plgpu.planar_snake(index, self.tiles, 0, self.width)
         block, blocks = jax.lax.axis_index("block"), jax.lax.axis_size("block")
-        return (i * blocks + block) * self.shape[0], j * self.shape[1]
+        return (i * blocks + block) * self.shape[0], j * self.shape[1], 0
 
 
 def _matmul_kernel(
     x: Ref,
     y: Ref,
     o: Ref,
-    buffers: _Buffers,
-    barriers: _Barriers,
+    buffers: Buffers,
+    barriers: Barriers,
     *,
     axes: tuple[int, int],
     schedule: _Schedule,
@@ -125,108 +93,23 @@ def _matmul_kernel(
       axes: which axis of each operand is contracted.
       schedule: of the tiles.
     """
-    warpgroup, mine = jax.lax.axis_index("warpgroup"), schedule.mine()
+    mine = schedule.mine()
 
-    @pl.when(warpgroup == _MULTIPLYING)
-    def _fetching() -> None:
-        plgpu.set_max_registers(_FEW_REGISTERS, action="decrease")
-        _fetch(x, y, buffers, barriers, axes, schedule, mine)
-
-    @pl.when(warpgroup < _MULTIPLYING)
-    def _multiplying() -> None:
-        plgpu.set_max_registers(_MANY_REGISTERS, action="increase")
-        rows = schedule.shape[0] // _MULTIPLYING
+    def multiply(warpgroup: jax.Array) -> None:
+        rows = schedule.shape[0] // MULTIPLYING
 
         @pl.loop(0, mine)
         def _tile(turn: jax.Array) -> None:
-            row, column = schedule.corner(turn)
-            total = _sum_half(buffers, barriers, axes, schedule, turn, warpgroup)
+            row, column, _ = schedule.corner(turn)
+            total = _warpgroups.sum_half(buffers, barriers, axes, schedule, turn, warpgroup)
             _tiles.store(total, buffers.o.at[warpgroup], o, row + warpgroup * rows, column)
 
         plgpu.wait_smem_to_gmem(0)
 
-
-def _fetch(
-    x: Ref,
-    y: Ref,
-    buffers: _Buffers,
-    barriers: _Barriers,
-    axes: tuple[int, int],
-    schedule: _Schedule,
-    mine: jax.Array,
-) -> None:
-    """Copy what the steps of ``mine`` tiles need, each step as soon as its slot is free."""
-    stages, block_k = buffers.x.shape[0], buffers.x.shape[1 + axes[0]]
-    block_m, block_n = schedule.shape
-
-    @pl.loop(0, mine)
-    def _tile(turn: jax.Array) -> None:
-        row, column = schedule.corner(turn)
-
-        @pl.loop(0, schedule.steps)
-        def _step(step: jax.Array) -> None:
-            fetched = turn * schedule.steps + step
-            slot = jax.lax.rem(fetched, stages)
-            pl.when(fetched >= stages)(lambda: plgpu.barrier_wait(barriers.free.at[slot]))
-            terms = pl.ds(step * block_k, block_k)
-            plgpu.copy_gmem_to_smem(
-                x.at[_placed(terms, pl.ds(row, block_m), axes[0])],
-                buffers.x.at[slot],
-                barriers.arrived.at[slot],
-            )
-            plgpu.copy_gmem_to_smem(
-                y.at[_placed(terms, pl.ds(column, block_n), axes[1])],
-                buffers.y.at[slot],
-                barriers.arrived.at[slot],
-                collective_axes="block" if jax.lax.axis_size("block") > 1 else None,
-            )
-
-    total = mine * schedule.steps
-
-    @pl.loop(jnp.maximum(total - stages, 0), total)
-    def _drain(step: jax.Array) -> None:
-        plgpu.barrier_wait(barriers.free.at[jax.lax.rem(step, stages)])
-
-
-def _sum_half(
-    buffers: _Buffers,
-    barriers: _Barriers,
-    axes: tuple[int, int],
-    schedule: _Schedule,
-    turn: jax.Array,
-    warpgroup: jax.Array,
-) -> jax.Array:
-    """The sums of a warpgroup's half of the rows of a tile, whose operands are being fetched."""
-    stages, rows, begin = (
-        buffers.x.shape[0],
-        schedule.shape[0] // _MULTIPLYING,
-        turn * schedule.steps,
+    _warpgroups.roles(
+        fetch=lambda: _warpgroups.fetch(x, y, buffers, barriers, axes, schedule, mine),
+        multiply=multiply,
     )
-    half = _placed(slice(None), pl.ds(warpgroup * rows, rows), axes[0])
-
-    def accumulate(acc: Ref) -> jax.Array:
-        @pl.loop(0, schedule.steps)
-        def _step(step: jax.Array) -> None:
-            slot = jax.lax.rem(begin + step, stages)
-            plgpu.barrier_wait(barriers.arrived.at[slot])
-            x, y = buffers.x.at[slot, *half], buffers.y.at[slot]
-            plgpu.wgmma(acc, x if axes[0] == 1 else x.T, y if axes[1] == 0 else y.T)
-            plgpu.wgmma_wait(1)  # the product of the step before has read its slot
-            before = jax.lax.rem(begin + step + (stages - 1), stages)
-            pl.when(step > 0)(lambda: plgpu.barrier_arrive(barriers.free.at[before]))
-
-        total = acc[...]
-        plgpu.barrier_arrive(barriers.free.at[jax.lax.rem(begin + schedule.steps - 1, stages)])
-        return total
-
-    return pl.run_scoped(
-        accumulate, plgpu.WGMMAAccumulatorRef((rows, schedule.shape[1]), jnp.float32)
-    )
-
-
-def _placed(terms: Any, others: Any, axis: int) -> tuple[Any, Any]:
-    """Both in the order of an operand's axes, of which ``axis`` has the terms of the sums."""
-    return (terms, others) if axis == 0 else (others, terms)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -264,27 +147,22 @@ def _contract(x: jax.Array, y: jax.Array, axes: tuple[int, int], settings: _Sett
         width=settings.width,
     )
     x, y = _tiles.aligned(x), _tiles.aligned(y)
-    free: Any = plgpu.Barrier(num_arrivals=_MULTIPLYING, num_barriers=stages)
-    if cluster > 1:
-        free = plgpu.ClusterBarrier(
-            collective_axes=("block",), num_arrivals=_MULTIPLYING, num_barriers=stages
-        )
     return plgpu.kernel(
         functools.partial(_matmul_kernel, axes=axes, schedule=schedule),
         out_type=jax.ShapeDtypeStruct(_tiles.whole((m, n), x.dtype), x.dtype),
         scratch_types=(
-            _Buffers(
-                x=_tiles.smem((stages, *_placed(block_k, block_m, axes[0])), x.dtype),
-                y=_tiles.smem((stages, *_placed(block_k, block_n, axes[1])), x.dtype),
-                o=_tiles.staging(x.dtype, _MULTIPLYING),
+            Buffers(
+                x=_tiles.smem((stages, *placed(block_k, block_m, axes[0])), x.dtype),
+                y=_tiles.smem((stages, *placed(block_k, block_n, axes[1])), x.dtype),
+                o=_tiles.staging(x.dtype, MULTIPLYING),
             ),
-            _Barriers(arrived=plgpu.Barrier(num_arrivals=2, num_barriers=stages), free=free),
+            _warpgroups.barriers(stages, cluster),
         ),
         grid=(min(settings.clusters, math.prod(schedule.tiles)),),
         grid_names=("cluster",),
         cluster=(cluster,),
         cluster_names=("block",),
-        num_threads=_MULTIPLYING + 1,
+        num_threads=MULTIPLYING + 1,
         thread_name="warpgroup",
     )(x, y)[:m, :n]
 
@@ -348,14 +226,8 @@ def hopper_matmul_persistent(
     _require.product(x, y)
     _tiles.check_dtype("x", x)
     _tiles.check_blocks(x.dtype, block_m=block_m, block_n=block_n, block_k=block_k, stages=stages)
-    if block_m % (64 * _MULTIPLYING):
-        raise ValueError(
-            f"block_m must be a multiple of {64 * _MULTIPLYING}, 64 rows for each warpgroup, "
-            f"but it is {block_m}"
-        )
-    _require.positive(cluster=cluster, width=width)
-    if cluster not in (1, 2, 4):
-        raise ValueError(f"cluster must be 1, 2 or 4, but it is {cluster}")
+    _warpgroups.check(block_m, cluster)
+    _require.positive(width=width)
     if clusters is None:
         clusters = max(_gpu.multiprocessors() // cluster, 1)
     _require.positive(clusters=clusters)

@@ -236,10 +236,10 @@ def hopper_matmul_pipelined(
     *,
     specialize: bool = True,
     overlap: bool = False,
-    block_m: int = 128,
+    block_m: int | None = None,
     block_n: int = 128,
     block_k: int = 64,
-    stages: int = 4,
+    stages: int | None = None,
     programs: int | None = None,
 ) -> jax.Array:
     """``x @ y``. It can be vmapped.
@@ -251,10 +251,12 @@ def hopper_matmul_pipelined(
       specialize: let a warpgroup of its own copy, and blocks take one tile after the other.
       overlap: launch the kernel by programmatic dependent launch; not with ``specialize``. ``y``
         must not be written by the kernel before.
-      block_m: rows of a tile of the output, a multiple of 64, or of 128 with ``specialize``.
+      block_m: rows of a tile of the output, a multiple of 64, or of 128 with ``specialize``; by
+        default 128, or 256 with ``specialize``.
       block_n: columns of it, a multiple of 64, at most 256.
       block_k: terms of the sums in one step, a multiple of 64.
-      stages: how many steps fit in shared memory, at least 2.
+      stages: how many steps fit in shared memory, at least 2; by default 3, which leave room for
+        two blocks on a multiprocessor, or 4 with ``specialize``.
       programs: how many blocks take tiles, with ``specialize``; by default one for each SM.
 
     Returns:
@@ -266,6 +268,8 @@ def hopper_matmul_pipelined(
     """
     m, k, n = _require.product(x, y)
     _tiles.check_dtype("x", x)
+    block_m = (128 * _MULTIPLYING if specialize else 128) if block_m is None else block_m
+    stages = (4 if specialize else 3) if stages is None else stages
     _tiles.check_blocks(x.dtype, block_m=block_m, block_n=block_n, block_k=block_k, stages=stages)
     if specialize and overlap:
         raise ValueError("overlap must be False with specialize, but both are True")

@@ -1,17 +1,22 @@
-"""Reduction over rows on a GPU by atomic operations: ``o[j] = op_i x[i, j]``.
+"""Reduction over rows on a GPU: ``o[j] = op_i x[i, j]``.
 
 Shapes: ``x (m, n)``, ``o (n,)``. Dtypes: int32 or uint32 for each ``op`` (``"add"``, ``"max"``,
 ``"min"``, ``"and"``, ``"or"`` or ``"xor"``); float32 for ``"add"``.
 
-A thread has some columns of ``block_rows`` rows: it reduces them in registers and ends with one
-atomic operation for each column (PTX ISA, "red"), whose results meet in the L2 cache. There is no
-second kernel and no scratch memory, and the output begins as the neutral element of ``op``.
+A thread has some columns of ``block_rows`` rows, which it reduces in registers. Two ways to reduce
+what the blocks have are here:
+
+- ``"parts"``: a block writes a row, and XLA reduces these rows.
+- ``"atomic"``: a thread ends with one atomic operation for each column (PTX ISA, "red"), whose
+  results meet in the L2 cache. There is no second kernel and no scratch memory, but the output
+  begins as the neutral element of ``op``, which a kernel must write before.
 
 ``atomic_max`` and ``atomic_min`` of JAX 0.11.2 to 0.12.0.1 compare the bits of int32 as unsigned.
 So they get uint32 here, with the sign bit flipped, which keeps the order.
 
 All these operations of integers give the same answer in any order. A sum of floats does not: it is
-rounded after each addition, and blocks add in any order. So its last bits differ from run to run.
+rounded after each addition, and blocks do atomic additions in any order. So its last bits differ
+from run to run then.
 """
 
 from __future__ import annotations
@@ -27,8 +32,10 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from reference_kernels import _require
+from reference_kernels.mosaic_gpu import _rows
 
 Operation = Literal["add", "max", "min", "and", "or", "xor"]
+Meeting = Literal["parts", "atomic"]
 
 _THREADS = 128  # of a block
 
@@ -44,6 +51,15 @@ _PAIRS: dict[Operation, Callable[..., jax.Array]] = {
     "and": jnp.bitwise_and,
     "or": jnp.bitwise_or,
     "xor": jnp.bitwise_xor,
+}
+
+
+#: The same over an axis.
+_OVER_AXIS: dict[Operation, Callable[..., jax.Array]] = {
+    "add": jnp.sum,
+    "max": jnp.max,
+    "min": jnp.min,
+    **{op: getattr(jnp, f"bitwise_{op}").reduce for op in ("and", "or", "xor")},
 }
 
 
@@ -87,42 +103,66 @@ def _kernel(x_gmem: Any, o_gmem: Any, *, op: Operation, block_rows: int, width: 
     total = plgpu.layout_cast(jnp.full((width,), _neutral(op, x_gmem.dtype), x_gmem.dtype), layout)
     total = jax.lax.fori_loop(0, groups, add_some, total)
     total = jax.lax.fori_loop(first + groups * _AHEAD, end, add_one, total)
+    if o_gmem.ndim == 2:
+        _rows.store(o_gmem.at[jax.lax.axis_index("rows"), columns], total)
+        return
     if o_gmem.dtype != total.dtype:
         total = jax.lax.bitcast_convert_type(total, o_gmem.dtype) ^ _SIGN
     _atomic(op)(o_gmem.at[columns], total)
 
 
-def reduce_columns(x: jax.Array, *, op: Operation = "add", block_rows: int = 128) -> jax.Array:
+def reduce_columns(
+    x: jax.Array, *, op: Operation = "add", by: Meeting = "parts", block_rows: int = 128
+) -> jax.Array:
     """``op`` of all rows of ``x``.
 
     Args:
       x: ``(m, n)``, int32 or uint32, or float32 for ``"add"``. Columns that are not a multiple of
         128 are padded, in a copy; a multiple of 512 is read 16 bytes at a time.
       op: what rows are reduced by.
-      block_rows: rows of a block; there is an atomic operation for each of its columns.
+      by: how blocks reduce what they have: to ``"parts"`` of the output, which XLA reduces, or by
+        ``"atomic"`` operations.
+      block_rows: rows of a block; it writes a number for each of its columns, or does an atomic
+        operation.
 
     Returns:
       ``(n,)``, of the dtype of ``x``. Integer sums wrap around. The last bits of a float32 sum
-      differ from run to run.
+      by atomic operations differ from run to run.
 
     Raises:
       ValueError: ``x`` is not a matrix, is empty, or has a dtype that ``op`` does not take;
-        ``op`` is unknown; or ``block_rows`` is not positive.
+        ``op`` or ``by`` is unknown; or ``block_rows`` is not positive.
     """
     _, n = _require.axes("x", x, "m n")
     if op not in get_args(Operation):
         raise ValueError(f"op must be one of {get_args(Operation)}, but it is {op!r}")
+    if by not in get_args(Meeting):
+        raise ValueError(f"by must be one of {get_args(Meeting)}, but it is {by!r}")
     dtypes = ("int32", "uint32", *(["float32"] if op == "add" else []))
     if x.dtype.name not in dtypes:
         raise ValueError(f"x must be {' or '.join(dtypes)} for {op!r}, but its dtype is {x.dtype}")
     _require.positive(block_rows=block_rows)
     x = jnp.pad(x, ((0, 0), (0, -n % _THREADS)))
     width = _THREADS * (1 if x.shape[1] % (4 * _THREADS) else 4)
+    if by == "parts":
+        parts = _parts(x, op=op, block_rows=block_rows, width=width)
+        return _OVER_AXIS[op](parts, axis=0).astype(x.dtype)[:n]
     flips = x.dtype == jnp.int32 and op in ("min", "max")
     dtype = jnp.uint32 if flips else x.dtype
     start = jnp.full((x.shape[1],), _neutral(op, dtype), dtype)
     out = _reduced(x, start, op=op, block_rows=block_rows, width=width)[:n]
     return jax.lax.bitcast_convert_type(out ^ _SIGN, jnp.int32) if flips else out
+
+
+def _parts(x: jax.Array, *, op: Operation, block_rows: int, width: int) -> jax.Array:
+    """What each block of rows is reduced to, ``(blocks, n)``."""
+    rows, n = pl.cdiv(x.shape[0], block_rows), x.shape[1]
+    return plgpu.kernel(
+        functools.partial(_kernel, op=op, block_rows=block_rows, width=width),
+        out_type=jax.ShapeDtypeStruct((rows, n), x.dtype),
+        grid=(rows, n // width),
+        grid_names=("rows", "columns"),
+    )(x)
 
 
 # A reference with a memory space exists inside of jax.jit only.

@@ -29,7 +29,7 @@ def test_what_is_written_is_compared(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The simulator in place of a chip; then one of its sums gets another last bit."""
-    easy = [call for call in chip_record.operands() if call[0].endswith(("normal", "None"))]
+    easy = [call for call in chip_record.operands() if call[0].endswith((".normal", "None"))]
     few = [call for call in easy if chip_record.is_claimed(call[0])][::2]
     monkeypatch.setattr(chip_record, "operands", lambda: iter(few))
     file = tmp_path / "chip.npz"

@@ -14,7 +14,7 @@ from pallas_test_support.operands import f32, i32, refuses
 from pallas_sim import simulate
 from reference_kernels import _gpu
 from reference_kernels.mosaic_gpu import ragged_row_sum, reduce_columns, reduce_rows
-from reference_kernels.mosaic_gpu.reduce_columns import Operation, reference
+from reference_kernels.mosaic_gpu.reduce_columns import Meeting, Operation, reference
 
 NEW = pytest.mark.skipif(not _gpu.has("sum"), reason="plgpu.sum came with JAX 0.12")
 
@@ -28,22 +28,25 @@ def test_what_columns_refuse() -> None:
         lambda: reduce_columns(f32(2, 3), op="max"),
         "x must be int32 or uint32 for 'max', but its dtype is float32",
     )
+    refuses(lambda: reduce_columns(i32(2, 3), by=wrong), "by must be one of", "'mean'")
     refuses(lambda: reduce_columns(i32(2, 3), block_rows=0), "block_rows must be a positive")
 
 
 @pytest.mark.parametrize("op", get_args(Operation))
 @pytest.mark.parametrize("dtype", ["int32", "uint32"])
-def test_columns_of_numbers_with_all_bits(op: Operation, dtype: str) -> None:
+@pytest.mark.parametrize("by", get_args(Meeting))
+def test_columns_of_numbers_with_all_bits(op: Operation, dtype: str, by: Meeting) -> None:
     x = np.random.default_rng(0).integers(0, 2**32, (37, 130), "uint32").astype(dtype)
     for seed in range(3):
-        found = simulate(reduce_columns, x, target="h100", seed=seed, op=op, block_rows=8)
+        found = simulate(reduce_columns, x, target="h100", seed=seed, op=op, by=by, block_rows=8)
         np.testing.assert_array_equal(found.values, reference(jnp.asarray(x), op=op))
         assert found.findings == ()
 
 
 def test_columns_are_reduced_in_memory(pallas_compile: Any) -> None:
     x = jax.ShapeDtypeStruct((64, 512), jnp.int32)
-    report = pallas_compile(functools.partial(reduce_columns, op="xor"), x, target="h100")
+    reduce = functools.partial(reduce_columns, op="xor", by="atomic")
+    report = pallas_compile(reduce, x, target="h100")
     assert report.spill_store_bytes == 0
     assert report.shared_bytes == 0  # no scratch to meet in
 
