@@ -14,7 +14,8 @@ import importlib.util
 import math
 import re
 import sys
-from collections.abc import Callable, Collection, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Collection, Generator, Mapping, MutableMapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -71,6 +72,34 @@ def set_platforms(environ: MutableMapping[str, str], *, devices: Path = Path("/d
         import jax
 
         jax.config.update("jax_platforms", "cpu")  # the variable was read at import
+
+
+@contextmanager
+def only_cpu(environ: MutableMapping[str, str]) -> Generator[str]:
+    """Keep JAX of this process off the accelerators, which another process owns.
+
+    Args:
+      environ: the environment, also of processes that this one starts.
+
+    Yields:
+      The platforms that JAX may use otherwise, as in JAX_PLATFORMS.
+    """
+    before = environ.get(_PLATFORMS)
+    config: Any = sys.modules["jax"].config if "jax" in sys.modules else None
+    chosen = None if config is None else config.jax_platforms
+    environ[_PLATFORMS] = "cpu"
+    if config is not None:
+        config.update("jax_platforms", "cpu")
+    try:
+        yield before or ""
+    finally:
+        if before is None:
+            environ.pop(_PLATFORMS, None)
+        else:
+            environ[_PLATFORMS] = before
+        if "jax" in sys.modules:
+            restored: Any = sys.modules["jax"].config
+            restored.update("jax_platforms", before if config is None else chosen)
 
 
 def simulate(count: int, environ: MutableMapping[str, str], *, explicit: bool) -> int:

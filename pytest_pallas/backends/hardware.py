@@ -11,15 +11,16 @@ import tempfile
 import time
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
 
 from pallas_sim.chips import Target
-from pytest_pallas.backends import execution
+from pytest_pallas.backends import execution, statuses
 from pytest_pallas.backends.protocol import Backend, Call, Kind, Outcome, expected_warnings
+from pytest_pallas.backends.registry import difference
 from pytest_pallas.backends.simulators import Simulator
 from pytest_pallas.backends.tracing import jitted, split
 from pytest_pallas.budget import LastUsed
@@ -52,21 +53,26 @@ class Hardware:
     def available(self) -> str | None:
         """None if JAX finds a device of the platform, else the devices that it finds."""
         try:
-            devices = jax.local_devices(backend=self.platform)
-        except RuntimeError:
-            kinds = sorted({device.device_kind for device in jax.devices()})
-            return (
-                f"jax.devices({self.platform!r}) finds no {self.platform.upper()}, only "
-                f"{', '.join(kinds)}; it needs a {self.platform.upper()} and "
-                f"pip install 'pytest-pallas[{self.platform}]'"
-            )
-        if self.target is not None and devices[0].device_kind != self.target.device_kind:
-            return f"the {self.platform.upper()} here is a {devices[0].device_kind}"
-        return None
+            kinds = self.device_kinds()
+        except RuntimeError as error:
+            return statuses.why_no_device(self.platform, error)
+        return None if self.target is None else difference(self.platform, kinds[0], self.target)
+
+    def device_kinds(self) -> Sequence[str]:
+        """Return the kind of each device.
+
+        Raises:
+          RuntimeError: JAX finds none.
+        """
+        with statuses.plugin_errors(self.platform):
+            return [device.device_kind for device in jax.local_devices(backend=self.platform)]
 
     def run(self, call: Call) -> Outcome:
         """Compile a call, check that its kernels are in the executable, and run it."""
-        return execution.execute(call, self.context, self._prepare)
+        outcome = execution.execute(call, self.context, self._prepare)
+        if outcome.error is None:
+            return outcome
+        return replace(outcome, error=statuses.readable(outcome.error, outcome.kernels))
 
     @contextmanager
     def context(self) -> Generator[None]:

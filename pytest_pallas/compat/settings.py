@@ -85,6 +85,17 @@ def _same(a: Any, b: Any) -> bool:
     return a is b or (type(a) is type(b) and bool(a == b))
 
 
+def has_opened_an_accelerator() -> bool:
+    """Return whether JAX has started in this process, and not on the CPU only."""
+    if "jax" not in sys.modules:
+        return False
+    import jax
+
+    if not importlib.import_module("jax._src.xla_bridge").backends_are_initialized():
+        return False
+    return any(device.platform != "cpu" for device in jax.devices())
+
+
 # Private names of JAX: the state of its interpreters.
 #
 # Seen in JAX 0.11.2 and 0.12.0.1. It can go when both have a public reset, which also ends

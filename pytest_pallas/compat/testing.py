@@ -228,6 +228,16 @@ def capture_is_closed(config: pytest.Config) -> bool:
     return False
 
 
+def tear_down(session: pytest.Session, item: pytest.Item | None = None) -> None:
+    """End the fixtures of earlier tests that a test does not use; all of them without a test.
+
+    Raises:
+      Exception: as the fixtures.
+    """
+    state: Any = session
+    state._setupstate.teardown_exact(item)
+
+
 def worker_count(config: Any) -> int:
     """Return the number of workers that pytest-xdist starts here; 0 without it, or in one.
 

@@ -20,6 +20,7 @@ from typing import Annotated, Any, Literal
 import pytest
 
 from pallas_sim.findings import Text
+from pytest_pallas.backends.registry import DeviceFacts
 from pytest_pallas.decoding import (
     AsWritten,
     Count,
@@ -46,7 +47,7 @@ def message[T](kind: type[T]) -> type[T]:
     return kind
 
 
-for _part in (Difference, JobResult, Part, Project, ProjectFile, SpecFacts):
+for _part in (DeviceFacts, Difference, JobResult, Part, Project, ProjectFile, SpecFacts):
     message(_part)
 
 
@@ -131,6 +132,10 @@ class WorkerRequest:
         The test changes a database apart then; None if it uses that of the worker's session.
       examples: files of that database, by path; None to open the places of the command line.
       project: that of the process that asks; the reply says how this one differs, and no test runs.
+      devices: the labels of hardware backends that must be there; None where that does not matter.
+        Without a test, the reply has the devices of this process.
+      following: the next test, and how many of its nodes are those of this one, from the session
+        on; None to end all fixtures.
     """
 
     opening: bytes
@@ -147,6 +152,8 @@ class WorkerRequest:
     changes: Sequence[Change] | None = None
     examples: Mapping[str, bytes] | None = None
     project: Project | None = None
+    devices: Sequence[Exact] | None = None
+    following: tuple[Exact, int] | None = None
 
 
 @message
@@ -181,6 +188,8 @@ class WorkerReply:
       facts: what was learned of a spec; None if it was not found, or nothing was asked.
       changes: all changes of the database apart, with those of the request.
       differences: how the project of the worker differs.
+      devices: the devices of the worker, by the name of their backend.
+      refused: why the worker cannot run the test: it has not the devices.
     """
 
     reports: Sequence[Mapping[str, Annotated[Any, AsWritten()]]] = ()
@@ -193,6 +202,8 @@ class WorkerReply:
     facts: SpecFacts | None = None
     changes: Sequence[Change] = ()
     differences: Sequence[Difference] = ()
+    devices: Mapping[Exact, DeviceFacts] = field(default_factory=dict[str, DeviceFacts])
+    refused: Text = ""
 
 
 @dataclass(frozen=True, kw_only=True)

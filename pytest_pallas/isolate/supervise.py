@@ -46,6 +46,12 @@ _PRELOADS = (
 #: Modules that only some kernels import: a fork has them if the process that asks for it has.
 _SOMETIMES = tuple(f"jax.experimental.pallas.{name}" for name in ("tpu", "mosaic_gpu", "triton"))
 
+#: Modules that almost all kernels of a platform import, where the worker starts before any of them.
+_OF_PLATFORM: Mapping[str, tuple[str, ...]] = {
+    "gpu": ("jax.experimental.pallas.mosaic_gpu", "pytest_pallas.backends.hardware"),
+    "tpu": ("jax.experimental.pallas.tpu", "pytest_pallas.backends.hardware"),
+}
+
 #: Options that a worker must not use: start workers, debug, stop early, write files of the
 #: reporting session, start other processes.
 OPTIONS: Mapping[str, Any] = {
@@ -77,21 +83,28 @@ _CHOOSING: Mapping[str, Any] = {
 
 
 @functools.cache
-def preloads() -> tuple[str, ...]:
+def preloads(platform: str = "") -> tuple[str, ...]:
     """List the modules that are imported once for all workers that run tests.
 
     The first call decides: with another list a worker has another setup, and the pool would replace
     the process that has collected the tests by a new one.
+
+    Args:
+      platform: of the devices that the worker owns; "" for none.
     """
-    return (*_PRELOADS, *(name for name in _SOMETIMES if name in sys.modules))
+    usual = [name for name in _SOMETIMES if name in sys.modules]
+    return (*_PRELOADS, *_OF_PLATFORM.get(platform, usual))
 
 
-def worker_setup(generation: int, gigabytes: float, **environment: str) -> WorkerSetup:
+def worker_setup(
+    generation: int, gigabytes: float | None, platform: str = "", **environment: str
+) -> WorkerSetup:
     """Make the setup of a worker for tests.
 
     Args:
       generation: of the worker; another one stops the worker before it.
-      gigabytes: limit on its memory, in GiB.
+      gigabytes: limit on its memory, in GiB; None for no limit.
+      platform: of the devices that it owns; "" for none.
       **environment: variables of its environment.
     """
     return WorkerSetup(
@@ -99,9 +112,9 @@ def worker_setup(generation: int, gigabytes: float, **environment: str) -> Worke
         job="the test",
         entry=ENTRY,
         environment=(("PYTEST_PALLAS_WORKER", str(generation)), *environment.items()),
-        memory_bytes=int(gigabytes * 2**30),
+        memory_bytes=None if gigabytes is None else int(gigabytes * 2**30),
         talks=True,
-        preloads=preloads(),
+        preloads=preloads(platform),
     )
 
 
@@ -117,7 +130,9 @@ def opening_of(session: PytestSession, *, chooses: bool = False) -> Opening:
     if config.option.basetemp:
         # pytest clears that folder at its first use
         options["basetemp"] = f"{config.option.basetemp}-isolated"
-    backends = () if chooses else session.selection.backends
+    # Devices that this process has opened cannot be opened there.
+    here = not chooses and session.elsewhere is None
+    backends = session.selection.backends if here else ()
     if any(backend.kind == "hardware" for backend in backends):
         names = [label(b) for b in backends if b.kind != "hardware"]
         options["pallas_backend"] = ",".join(names)

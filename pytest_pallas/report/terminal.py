@@ -77,10 +77,9 @@ def places(session: PytestSession) -> list[str]:
     texts: list[str] = []
     for backend in session.selection.backends:
         if backend.kind == "hardware":
-            import jax
-
-            devices = jax.devices(backend.platform)
-            texts.append(f"{label(backend)} ({len(devices)} x {devices[0].device_kind})")
+            kinds = session.devices(backend.name).kinds
+            count = f" ({len(kinds)} x {kinds[0]})" if kinds else ""
+            texts.append(f"{label(backend)}{count}")
             continue
         default = default_target(backend.platform)
         target = backend.target or default

@@ -17,7 +17,7 @@ from pytest_pallas.distribute.fleet.messages import TestResult
 from pytest_pallas.distribute.parts import credit_kills, merged_reports
 from pytest_pallas.draw.database import make_changes
 from pytest_pallas.errors import FleetError
-from pytest_pallas.isolate.isolator import Isolator
+from pytest_pallas.isolate.isolator import Isolator, fail
 from pytest_pallas.isolate.messages import plain_reports
 from pytest_pallas.pytest_session import PytestSession
 from pytest_pallas.replay.goldens import write_file
@@ -30,7 +30,7 @@ from pytest_pallas.replay.saved import (
     test_of_script,
 )
 from pytest_pallas.replay.script import NoScriptError
-from pytest_pallas.run.item import SpecItem, record_raise
+from pytest_pallas.run.item import SpecItem
 
 #: The files of a failure: its script, and the arrays beside it.
 _SUFFIXES = (".py", ".npz", SUFFIX)
@@ -54,7 +54,7 @@ class ResultReplayer:
         if result.death is not None:
             # The records of a test that dies have its script neither here nor on the worker.
             self.session.results.clear()
-            self.fail(item, self.isolator.error_of_end(item, result.death))
+            fail(self.session, item, self.isolator.error_of_end(item, result.death))
             return
         self._keep_goldens(result.goldens)
         if result.changes and self.session.database is not None:
@@ -68,9 +68,9 @@ class ResultReplayer:
         )
         hook = self.session.config.hook
         try:
-            reports = list(self.isolator.accept(item, reply).values())
+            reports = self.isolator.accept(item, reply)
         except PallasError as error:
-            self.fail(item, error)
+            fail(self.session, item, error)
             return
         if self.session.options.mutate is not None and not merged:
             credit_kills(item, reports, self.session.killed)
@@ -113,7 +113,7 @@ class ResultReplayer:
                 f"the parts of this test do not fit together: {error}. Start anew without "
                 "--pallas-resume"
             )
-            self.fail(item, FleetError.explained(explanation, item.headline))
+            fail(self.session, item, FleetError.explained(explanation, item.headline))
             return
         reports = plain_reports(item.config, merged)
         text = repr(reports)
@@ -131,27 +131,6 @@ class ResultReplayer:
         )
         self.report(item, whole, merged=True)
 
-    def fail(self, item: Any, error: Exception) -> None:
-        """Let a test fail with an error, without running anything of it.
-
-        Its marks count: an expected failure may be of this type.
-        """
-
-        builders = dict(self.session.results)
-
-        def runtest() -> None:
-            __tracebackhide__ = True
-            self.session.results.update(builders)  # which the protocol clears
-            if isinstance(item, SpecItem):
-                _ = item.result  # for the record of this item
-                if isinstance(error, PallasError):
-                    record_raise(item, error)
-            raise error
-
-        item.setup = lambda: None
-        item.runtest = runtest
-        item.config.hook.pytest_runtest_protocol(item=item, nextitem=None)
-
     def lost(self, item: pytest.Item, reasons: Sequence[str]) -> None:
         """Let a test fail whose workers were lost, each time that it ran."""
         explanation = Explanation(
@@ -161,7 +140,7 @@ class ResultReplayer:
             facts=tuple(Fact("worker", reason) for reason in reasons),
         )
         headline = getattr(item, "headline", item.name)
-        self.fail(item, FleetError.explained(explanation, headline))
+        fail(self.session, item, FleetError.explained(explanation, headline))
 
     def _keep_goldens(self, goldens: Mapping[str, bytes]) -> None:
         """Write the goldens of a worker, unless it has the same folder."""

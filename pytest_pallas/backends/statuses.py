@@ -1,0 +1,170 @@
+"""What JAX and XLA say when a device fails, read at this one place.
+
+``readable`` makes an error of this package of a status, and ``lost`` says whether this process can
+still launch kernels. Texts are those of CUDA's driver (``cuda.h``), of ROCm and of libtpu, inside
+of what XLA says.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from pallas_sim.errors import PallasError
+from pytest_pallas.errors import CapacityError, DeviceLostError
+
+#: Statuses after which a process can launch nothing more, and what each means. CUDA: "the process
+#: must be terminated and relaunched".
+STICKY: Mapping[str, str] = {
+    "CUDA_ERROR_LAUNCH_FAILED": "the kernel did what the GPU cannot do, such as an access outside "
+    "of shared memory",
+    "CUDA_ERROR_ILLEGAL_ADDRESS": "the kernel accessed memory that is not there",
+    "CUDA_ERROR_MISALIGNED_ADDRESS": "the kernel accessed memory at an address that is not aligned",
+    "CUDA_ERROR_INVALID_ADDRESS_SPACE": "an instruction accessed another kind of memory than its "
+    "own",
+    "CUDA_ERROR_INVALID_PC": "the kernel jumped to what is no code",
+    "CUDA_ERROR_ILLEGAL_INSTRUCTION": "the kernel has an instruction that the GPU cannot execute",
+    "CUDA_ERROR_HARDWARE_STACK_ERROR": "the stack of the kernel overflowed, or was overwritten",
+    "CUDA_ERROR_TENSOR_MEMORY_LEAK": "the kernel did not free the tensor memory that it took",
+    "CUDA_ERROR_ASSERT": "an assertion of the kernel failed",
+    "CUDA_ERROR_LAUNCH_TIMEOUT": "the driver ended the kernel, which took too long",
+    "CUDA_ERROR_ECC_UNCORRECTABLE": "the GPU's memory has an error that cannot be corrected",
+    "CUDA_ERROR_NVLINK_UNCORRECTABLE": "the connection between GPUs has an error",
+    "CUDA_ERROR_CONTAINED": "the GPU ended the process because of an error of its memory",
+    "CUDA_ERROR_CONTEXT_IS_DESTROYED": "the driver has ended what this process does on the GPU",
+    "CUDA_ERROR_DEVICE_UNAVAILABLE": "the GPU is busy, or is gone",
+    "CUDA_ERROR_NO_DEVICE": "the GPU is gone",
+    "CUDA_ERROR_EXTERNAL_DEVICE": "another device that the GPU waits for has failed",
+    "hipErrorLaunchFailure": "the kernel did what the GPU cannot do",
+    "hipErrorIllegalAddress": "the kernel accessed memory that is not there",
+    "halted unexpectedly": "the kernel stopped the TPU's core",
+    "halted prematurely": "the kernel stopped the TPU's core",
+}
+
+#: The status of a call that asks for more memory than the device has, at once or at all.
+NO_MEMORY = "RESOURCE_EXHAUSTED"
+
+_STICKY = re.compile("|".join(map(re.escape, STICKY)))
+
+#: The first of these statuses in this process, and the kernels that ran then.
+_first: list[str] = []
+
+
+def lost() -> bool:
+    """Return whether a device failed in this process, so that it can launch nothing more."""
+    return bool(_first)
+
+
+def note(error: BaseException) -> None:
+    """Record that a device failed, if an error or one of its causes says so."""
+    for cause in _causes(error):
+        if isinstance(cause, DeviceLostError) or _STICKY.search(str(cause)):
+            _first.append("a test")
+            return
+
+
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        yield error
+        error = error.__cause__ or error.__context__
+
+
+def readable(error: Exception, kernels: Sequence[Any]) -> Exception:
+    """Return the error of a call on a device, as what it means for the kernel and the process.
+
+    Args:
+      error: what the call raised; returned as it is if its status is no other than any error's.
+      kernels: the traced kernels (``KernelCall``); () if tracing failed.
+    """
+    from pytest_pallas.backends.execution import brief
+
+    text = str(error)
+    made: PallasError
+    if status := _STICKY.search(text):
+        name, meaning = status.group(), STICKY[status.group()]
+        under = " and ".join(f"{kernel.name} at {kernel.source or '?'}" for kernel in kernels)
+        said = brief(text, lines=2)
+        if _first:
+            rest = f"It failed before in this process, under {_first[0]}"
+        else:
+            rest = "Every later launch of the process fails, too"
+            _first.append(under or "another kernel")
+        made = DeviceLostError(
+            f"the device failed with {name} ({meaning}) under {under or 'a kernel'}. {rest}. "
+            f"XLA: {said}"
+        )
+    elif NO_MEMORY in text:
+        made = CapacityError(
+            f"the device has not the memory that this call takes: {brief(text, lines=4)}\nTake "
+            "smaller blocks or arrays. If another process holds the memory, end it, or run both "
+            "with XLA_PYTHON_CLIENT_PREALLOCATE=false"
+        )
+    else:
+        return error
+    made.__cause__ = error
+    return made
+
+
+# Why JAX finds no device.
+
+
+#: What the plugins of JAX said when they could not start, by the platform that was asked for.
+_said: dict[str, str] = {}
+
+
+@contextmanager
+def plugin_errors(platform: str) -> Generator[None]:
+    """Keep what JAX logs of a plugin that does not start: the driver may be too old for it."""
+    logger, handler = logging.getLogger("jax._src.xla_bridge"), _Keeping(platform)
+    logger.addHandler(handler)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+
+
+class _Keeping(logging.Handler):
+    """Keeps the last error that is logged."""
+
+    def __init__(self, platform: str) -> None:
+        super().__init__(logging.ERROR)
+        self._platform = platform
+
+    def emit(self, record: logging.LogRecord) -> None:
+        raised = record.exc_info[1] if record.exc_info else None
+        _said[self._platform] = f"{record.getMessage() if raised is None else raised}"
+
+
+def why_no_device(platform: str, error: RuntimeError) -> str:
+    """Return why JAX finds no device of a platform.
+
+    Args:
+      platform: ``"gpu"`` or ``"tpu"``.
+      error: what JAX raised when it was asked for one.
+    """
+    import jax
+
+    from pytest_pallas.backends.execution import brief
+
+    chip = platform.upper()
+    try:
+        kinds = sorted({device.device_kind for device in jax.devices()})
+    except RuntimeError as other:  # JAX_PLATFORMS names only what does not start
+        return f"JAX cannot open the {chip}: {brief(str(other), lines=4)}"
+    cause = _said.get(platform, "")
+    if not cause and "failed to initialize" in str(error):
+        cause = str(error)
+    if cause:
+        return (
+            f"JAX cannot open the {chip}: {brief(cause, lines=4)}\nIf the driver is too old, "
+            "update it or install an older JAX; if another process holds the device, end that"
+        )
+    return (
+        f"jax.devices({platform!r}) finds no {chip}, only {', '.join(kinds)}; it needs a {chip} "
+        f"and pip install 'pytest-pallas[{platform}]'"
+    )
