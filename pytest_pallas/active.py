@@ -112,7 +112,12 @@ class KernelTests:
         session, isolator = self.session, Isolator(self.session)
         if may_use_hardware(session):
             if worker_count(self.config):
+                from pytest_pallas.workers.forks import shared
+
                 session.delegates, session.elsewhere = True, session.devices_told
+                sharing = contextlib.ExitStack()
+                sharing.enter_context(shared())
+                self.config.add_cleanup(sharing.close)
             elif separates_hardware(session):
                 isolator.own_devices()
         return isolator

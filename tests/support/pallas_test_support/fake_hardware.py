@@ -2,7 +2,8 @@
 
 ``from pallas_test_support.fake_hardware import pytest_pallas_backends`` in a conftest.py takes the
 place of the backend ``gpu``. The device is a file, which ``FAKE_DEVICE`` names: one process at a
-time can open it, and without it there is none. The name of the function under test decides what
+time can open it, and without it there is none. Of a folder, each worker of xdist has the file that
+is named like it. The name of the function under test decides what
 happens: ``aborts``, ``hangs``, ``fails`` (and every later launch of the process with it), or
 ``exhausts``. Each process that opens the device adds its id to ``FAKE_DEVICE.log``.
 """
@@ -29,6 +30,8 @@ _failed: list[bool] = []
 def open_device():
     """Open the device, for good; raises what JAX raises where there is none, or it is taken."""
     path = Path(os.environ["FAKE_DEVICE"])
+    if path.is_dir():
+        path /= os.environ["PYTEST_XDIST_WORKER"]
     if not _opened:
         if not path.exists():
             raise RuntimeError("Unknown backend gpu. Available backends are ['cpu']")
