@@ -47,23 +47,30 @@ STICKY: Mapping[str, str] = {
 #: The status of a call that asks for more memory than the device has, at once or at all.
 NO_MEMORY = "RESOURCE_EXHAUSTED"
 
-_STICKY = re.compile("|".join(map(re.escape, STICKY)))
+#: What JAX says of a platform whose plugin is installed and does not start.
+NOT_STARTED = "failed to initialize"
 
-#: The first of these statuses in this process, and the kernels that ran then.
-_first: list[str] = []
+_STATUS = re.compile("|".join(map(re.escape, (*STICKY, NO_MEMORY, NOT_STARTED))))
+
+#: The kernels that ran when a device failed in this process, the first first.
+_lost: list[str] = []
+
+
+def status_of(error: BaseException) -> str:
+    """Return the status that JAX has in the message of an error; "" if it is none of these."""
+    status = _STATUS.search(str(error))
+    return status.group() if status else ""
 
 
 def lost() -> bool:
     """Return whether a device failed in this process, so that it can launch nothing more."""
-    return bool(_first)
+    return bool(_lost)
 
 
 def note(error: BaseException) -> None:
     """Record that a device failed, if an error or one of its causes says so."""
-    for cause in _causes(error):
-        if isinstance(cause, DeviceLostError) or _STICKY.search(str(cause)):
-            _first.append("a test")
-            return
+    if any(status_of(cause) in STICKY for cause in _causes(error)):
+        _lost.append("a test")
 
 
 def _causes(error: BaseException | None) -> Iterator[BaseException]:
@@ -83,26 +90,23 @@ def readable(error: Exception, kernels: Sequence[Any]) -> Exception:
     """
     from pytest_pallas.backends.execution import brief
 
-    text = str(error)
+    status = status_of(error)
     made: PallasError
-    if status := _STICKY.search(text):
-        name, meaning = status.group(), STICKY[status.group()]
+    if status in STICKY:
         under = " and ".join(f"{kernel.name} at {kernel.source or '?'}" for kernel in kernels)
-        said = brief(text, lines=2)
-        if _first:
-            rest = f"It failed before in this process, under {_first[0]}"
-        else:
-            rest = "Every later launch of the process fails, too"
-            _first.append(under or "another kernel")
+        rest = "Every later launch of this process fails, too"
+        if _lost:
+            rest = f"It failed before in this process, under {_lost[0]}"
+        _lost.append(under or "another kernel")
         made = DeviceLostError(
-            f"the device failed with {name} ({meaning}) under {under or 'a kernel'}. {rest}. "
-            f"XLA: {said}"
+            f"the device failed with {status} ({STICKY[status]}) under {under or 'a kernel'}. "
+            f"{rest}. XLA: {brief(str(error), lines=2)}"
         )
-    elif NO_MEMORY in text:
+    elif status == NO_MEMORY:
         made = CapacityError(
-            f"the device has not the memory that this call takes: {brief(text, lines=4)}\nTake "
-            "smaller blocks or arrays. If another process holds the memory, end it, or run both "
-            "with XLA_PYTHON_CLIENT_PREALLOCATE=false"
+            "the device has not the memory that this call takes: "
+            f"{brief(str(error), lines=4)}\nTake smaller blocks or arrays. If another process "
+            "holds the memory, end it, or run both with XLA_PYTHON_CLIENT_PREALLOCATE=false"
         )
     else:
         return error
@@ -114,7 +118,7 @@ def readable(error: Exception, kernels: Sequence[Any]) -> Exception:
 
 
 #: What the plugins of JAX said when they could not start, by the platform that was asked for.
-_said: dict[str, str] = {}
+_failures: dict[str, str] = {}
 
 
 @contextmanager
@@ -137,7 +141,7 @@ class _Keeping(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         raised = record.exc_info[1] if record.exc_info else None
-        _said[self._platform] = f"{record.getMessage() if raised is None else raised}"
+        _failures[self._platform] = f"{record.getMessage() if raised is None else raised}"
 
 
 def why_no_device(platform: str, error: RuntimeError) -> str:
@@ -156,8 +160,8 @@ def why_no_device(platform: str, error: RuntimeError) -> str:
         kinds = sorted({device.device_kind for device in jax.devices()})
     except RuntimeError as other:  # JAX_PLATFORMS names only what does not start
         return f"JAX cannot open the {chip}: {brief(str(other), lines=4)}"
-    cause = _said.get(platform, "")
-    if not cause and "failed to initialize" in str(error):
+    cause = _failures.get(platform, "")
+    if not cause and status_of(error) == NOT_STARTED:
         cause = str(error)
     if cause:
         return (

@@ -114,7 +114,7 @@ class Isolator:
     @property
     def owns_devices(self) -> bool:
         """Whether the worker owns the devices of hardware backends, and runs all tests."""
-        return self._devices is not None
+        return bool(self._platform)
 
     def own_devices(self) -> None:
         """Let the worker own the devices, and start it."""
