@@ -104,7 +104,7 @@ def readable(error: Exception, kernels: Sequence[Any]) -> Exception:
         )
     elif status == NO_MEMORY:
         made = CapacityError(
-            "the device has not the memory that this call takes: "
+            "the device has too little memory for this call: "
             f"{brief(str(error), lines=4)}\nTake smaller blocks or arrays. If another process "
             "holds the memory, end it, or run both with XLA_PYTHON_CLIENT_PREALLOCATE=false"
         )

@@ -8,6 +8,7 @@ and ``pytest_runtest_makereport`` replaces its reports by those of the worker.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import itertools
 import os
 import tempfile
@@ -15,7 +16,7 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from concurrent.futures import Future
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -42,6 +43,9 @@ from pytest_pallas.run.result import Result
 from pytest_pallas.workers.pool import WorkerPool
 from pytest_pallas.workers.process import JobResult, WorkerSetup
 
+if TYPE_CHECKING:
+    from pytest_pallas.isolate.shrinking import Shrunk
+
 #: The name of the registered plugin.
 PLUGIN = "pallas-isolation"
 
@@ -66,7 +70,7 @@ class _HazardObserver:
         """Create for a test with a reason, or without."""
         self.reason = reason
 
-    def example(self, builder: Result, facts: Sequence[Fact]) -> None:
+    def example(self, builder: Result, facts: Sequence[Fact], call: str = "") -> None:
         """Nothing to do."""
 
     def traced(self, call: Call, jaxpr: Any, kernels: Sequence[Any]) -> None:
@@ -213,10 +217,43 @@ class Isolator:
             facts={spec: known for spec, known in facts.items() if known.path == str(item.path)},
             **fields,
         )
-        result = run_in(self._pool, self._setup, request)
+        result = self._result(request)
+        shrunk = None
+        if options.shrink_time and not options.replay and self._ended_its_process(result):
+            shrunk = self._shrunk(item, request, result, options.shrink_time)
+            result = result if shrunk is None else shrunk.result
         if result.status != "done":
-            raise self.error_of_end(item, result)
+            error = self.error_of_end(item, result)
+            for text in () if shrunk is None else shrunk.notes:
+                error.add_note(text)
+            raise error
         return self.accept(item, decoded(WorkerReply, result.value))
+
+    def _result(self, request: WorkerRequest) -> JobResult:
+        """Run a test in the worker; another one comes after it if that is spoilt."""
+        result = run_in(self._pool, self._setup, request)
+        if result.status == "done" and decoded(WorkerReply, result.value).stained:
+            self._retired += 1
+        return result
+
+    def _ended_its_process(self, result: JobResult) -> bool:
+        return result.status != "done" or decoded(WorkerReply, result.value).lost
+
+    def _shrunk(
+        self, item: Any, request: WorkerRequest, result: JobResult, seconds: float
+    ) -> Shrunk | None:
+        """Shrink the example that ended the process of the item of a spec."""
+        from pytest_pallas.isolate.shrinking import shrink
+
+        note = StepNote.decode(result.note)
+        if note is None or not note.call or not hasattr(item, "spec") or item.expected:
+            return None
+
+        def attempt(blob: str) -> JobResult | None:
+            tried = self._result(dataclasses.replace(request, blob=blob, following=None))
+            return tried if self._ended_its_process(tried) else None
+
+        return shrink(item, note.call, attempt, seconds)
 
     def learn(
         self,
@@ -297,8 +334,6 @@ class Isolator:
         for name, lost in reply.lost_places.items():
             self.session.lost_places.setdefault(name, lost)
         self.session.killed |= reply.killed
-        if reply.stained:
-            self._retired += 1
         if all(report.passed for report in reports):
             self.history.remove(item.nodeid)
         if reply.hazards is not None and hasattr(item, "spec") and not self.owns_devices:

@@ -134,6 +134,7 @@ class WorkerRequest:
       project: that of the process that asks; the reply says how this one differs, and no test runs.
       devices: the labels of hardware backends that must be there; None where that does not matter.
         Without a test, the reply has the devices of this process.
+      blob: the only example to run; "" for all.
       following: the next test, and how many of its nodes are those of this one, from the session
         on; None to end all fixtures.
     """
@@ -153,6 +154,7 @@ class WorkerRequest:
     examples: Mapping[str, bytes] | None = None
     project: Project | None = None
     devices: Sequence[Exact] | None = None
+    blob: str = ""
     following: tuple[Exact, int] | None = None
 
 
@@ -189,6 +191,7 @@ class WorkerReply:
       changes: all changes of the database apart, with those of the request.
       differences: how the project of the worker differs.
       devices: the devices of the worker, by the name of their backend.
+      lost: whether a device failed, so that the worker can launch nothing more.
       refused: why the worker cannot run the test: it has not the devices.
     """
 
@@ -203,6 +206,7 @@ class WorkerReply:
     changes: Sequence[Change] = ()
     differences: Sequence[Difference] = ()
     devices: Mapping[Exact, DeviceFacts] = field(default_factory=dict[str, DeviceFacts])
+    lost: bool = False
     refused: Text = ""
 
 
@@ -215,6 +219,7 @@ class StepNote:
       limit: its time limit in seconds.
       kernel, check, backend, family, source, mesh: those of the example, or of the spec's test.
       examples: number of started examples, with this one.
+      call: the name of the example (``draw_name``).
       drawn: the example, as names and texts of facts.
       running: the running kernels, as ``name at file:line``.
     """
@@ -228,6 +233,7 @@ class StepNote:
     source: str = ""
     mesh: Mapping[str, int] = field(default_factory=dict[str, int])
     examples: Count = 0
+    call: Exact = ""
     drawn: Sequence[tuple[str, Text]] = ()
     running: Sequence[str] = ()
 

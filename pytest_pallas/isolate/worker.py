@@ -39,6 +39,7 @@ from pytest_pallas.isolate.messages import (
     plain_warning,
 )
 from pytest_pallas.isolate.project import differences
+from pytest_pallas.options import Replay
 from pytest_pallas.pytest_session import JOURNAL, PART, SECONDS, WORKER, PytestSession, current
 
 if TYPE_CHECKING:
@@ -135,7 +136,13 @@ class WorkerSession:
         _stash(item, PART, request.part)
         state = current(self.config)
         state.killed = {**state.killed_earlier, **request.killed}
-        reply = self.run_item(item, request.timeout, self._following(item, request))
+        options = state.options
+        if request.blob:
+            state.options = dataclasses.replace(options, replay=Replay(blob=request.blob))
+        try:
+            reply = self.run_item(item, request.timeout, self._following(item, request))
+        finally:
+            state.options = options
         return dataclasses.replace(
             reply,
             killed={key: by for key, by in state.killed.items() if key not in request.killed},
@@ -186,6 +193,7 @@ class WorkerSession:
             warnings=self.recorder.warnings,
             hazards=None if self.alarm.hazards is None else sorted(set(self.alarm.hazards)),
             stained=current(self.config).stained or lost() or capture_is_closed(self.config),
+            lost=lost(),
             lost_places=current(self.config).lost_places,
         )
 
@@ -380,13 +388,14 @@ class Alarm:
         """Stop the timer."""
         faulthandler.cancel_dump_traceback_later()
 
-    def example(self, builder: Any, facts: Sequence[Fact]) -> None:
-        """Begin the step of an example."""
+    def example(self, builder: Any, facts: Sequence[Fact], call: str = "") -> None:
+        """Begin the step of an example, which a spec's check draws under the name ``call``."""
         note = StepNote(
             step="an example",
             limit=longest(self._timeout),
             **_subject(builder),
             examples=builder.earlier + builder.examples,
+            call=call,
             drawn=[(fact.name, fact.text[:_WIDTH]) for fact in facts[:_LINES]],
         )
         self._step(note)

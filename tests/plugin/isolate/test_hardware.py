@@ -16,6 +16,7 @@ KERNELS = """
     from kernels import *
 
     def aborts(x, y): return add(x, y)
+    def aborts_from_16(x, y): return add(x, y)
     def hangs(x, y): return add(x, y)
     def fails(x, y): return add(x, y)
     def exhausts(x, y): return add(x, y)
@@ -86,6 +87,24 @@ def test_a_device_that_crashes_hangs_or_fails_costs_one_test_each(project, devic
     assert len(opened(device)) == len({*opened(device)}) == 4
     assert os.getpid() not in opened(device)
     assert "pallas: runs on gpu (1 x NVIDIA H100 80GB HBM3)" in result.outlines
+
+
+ROWS = 'inputs=pst.arrays("m n, m n", dims={"m": [8, 16, 24, 32, 64], "n": [128, 256]})'
+
+
+@pytest.mark.parametrize("shrinks", [False, True])
+def test_a_crash_is_shrunk_if_asked(project, device, shrinks):
+    project.specs(
+        f'name="rows", kernel=__import__("named").aborts_from_16, backends=("gpu",), {ROWS}'
+    )
+    options = ["--pallas-shrink-time=60"] if shrinks else []
+    run(project, "--pallas-suite=specs", "--pallas-max-examples=8", *options)
+    record = records(project)["rows", "forward"]
+    assert record["error_type"] == "CrashError"
+    assert ("m=16 n=128" in record["message"]) == shrinks
+    assert len(opened(device)) > 2 if shrinks else len(opened(device)) == 1
+    if shrinks:
+        assert "--pallas-replay=A" in record["replay"]
 
 
 OWN = """

@@ -4,7 +4,7 @@
 place of the backend ``gpu``. The device is a file, which ``FAKE_DEVICE`` names: one process at a
 time can open it, and without it there is none. Of a folder, each worker of xdist has the file that
 is named like it. The name of the function under test decides what
-happens: ``aborts``, ``hangs``, ``fails`` (and every later launch of the process with it), or
+happens: ``aborts``, ``aborts_from_16`` rows on, ``hangs``, ``fails`` (and every later launch of the process with it), or
 ``exhausts``. Each process that opens the device adds its id to ``FAKE_DEVICE.log``.
 """
 
@@ -77,7 +77,7 @@ class FakeHardware(Hardware):
                 raise jax.errors.JaxRuntimeError(
                     "INTERNAL: CUDA error: CUDA_ERROR_LAUNCH_FAILED: unspecified launch failure"
                 )
-            if name == "aborts":
+            if name == "aborts" or (name == "aborts_from_16" and arrays[0].shape[0] >= 16):
                 os.abort()
             if name == "hangs":
                 time.sleep(1000)
