@@ -42,6 +42,8 @@ class PytestSession(Session):
     pinning: Pinning | None = None
     #: Whether this process only starts others, which have the devices (``gang.plugin``).
     delegates: bool = False
+    #: Whether something opened an accelerator in this process, so that no worker can own it.
+    opened_early: bool = False
     #: The devices that these have told of, by the name of their backend.
     told_devices: dict[str, DeviceFacts] = field(default_factory=dict[str, "DeviceFacts"])
     #: Whether this process reports; one host of several does.

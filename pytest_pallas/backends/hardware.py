@@ -54,7 +54,7 @@ class Hardware:
         """None if JAX finds a device of the platform, else the devices that it finds."""
         try:
             kinds = self.device_kinds()
-        except RuntimeError as error:
+        except statuses.NO_DEVICE as error:
             return statuses.why_no_device(self.platform, error)
         return None if self.target is None else difference(self.platform, kinds[0], self.target)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Generator, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from pallas_sim.errors import PallasError
@@ -144,7 +144,11 @@ class _Keeping(logging.Handler):
         _failures[self._platform] = f"{record.getMessage() if raised is None else raised}"
 
 
-def why_no_device(platform: str, error: RuntimeError) -> str:
+#: What JAX raises if it finds no device: without any platform that starts, an assertion fails.
+NO_DEVICE = (RuntimeError, AssertionError)
+
+
+def why_no_device(platform: str, error: BaseException) -> str:
     """Return why JAX finds no device of a platform.
 
     Args:
@@ -155,18 +159,16 @@ def why_no_device(platform: str, error: RuntimeError) -> str:
 
     from pytest_pallas.backends.execution import brief
 
-    chip = platform.upper()
-    try:
+    chip, kinds = platform.upper(), list[str]()
+    with suppress(*NO_DEVICE):
         kinds = sorted({device.device_kind for device in jax.devices()})
-    except RuntimeError as other:  # JAX_PLATFORMS names only what does not start
-        return f"JAX cannot open the {chip}: {brief(str(other), lines=4)}"
     cause = _failures.get(platform, "")
-    if not cause and status_of(error) == NOT_STARTED:
-        cause = str(error)
+    if not cause and (status_of(error) == NOT_STARTED or not kinds):
+        cause = str(error) or "no platform starts"
     if cause:
         return (
-            f"JAX cannot open the {chip}: {brief(cause, lines=4)}\nIf the driver is too old, "
-            "update it or install an older JAX; if another process holds the device, end that"
+            f"JAX cannot open the {chip}: {brief(cause, lines=3)}. Update its driver, install what "
+            "is missing, or end another process that holds it"
         )
     return (
         f"jax.devices({platform!r}) finds no {chip}, only {', '.join(kinds)}; it needs a {chip} "

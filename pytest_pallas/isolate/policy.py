@@ -393,11 +393,10 @@ def separates_hardware(session: PytestSession) -> bool:
     They do not if something has opened an accelerator in this process: it may be the only one that
     can.
     """
-    return (
-        gang() is None
-        and _possible(session.config, session.options.isolate) != "never"
-        and not has_opened_an_accelerator()
-    )
+    if gang() is not None or _possible(session.config, session.options.isolate) == "never":
+        return False
+    session.opened_early = has_opened_an_accelerator()
+    return not session.opened_early
 
 
 def reason(item: Any, history: History) -> str:

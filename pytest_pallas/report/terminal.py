@@ -46,6 +46,11 @@ def header(session: PytestSession) -> list[str]:
     if TESTED["jax"].newer(metadata.version("jax")):
         newest = TESTED["jax"].newest
         lines.append(f"pallas: this JAX is newer than {newest}, the newest that was tested")
+    if session.opened_early:
+        lines.append(
+            "pallas: tests on hardware run in this process, and one that crashes or hangs ends it: "
+            "a conftest.py or a plugin has used JAX's accelerator before"
+        )
     if session.fleet is not None:
         lines.append(f"pallas: {on_fleet(session.fleet)}")
     if session.pinning is not None:
