@@ -28,6 +28,7 @@ from pytest_pallas.backends.registry import DeviceFacts
 from pytest_pallas.errors import BackendUnavailableError, IsolationError, NeedsIsolation
 from pytest_pallas.isolate import policy
 from pytest_pallas.isolate.messages import (
+    PROGRAMS,
     StepNote,
     WorkerReply,
     WorkerRequest,
@@ -51,9 +52,6 @@ PLUGIN = "pallas-isolation"
 
 #: Seconds for a test that does not use the plugin, and to open the devices.
 UNLIMITED, OPENING_SECONDS = 1e6, 60.0
-
-#: Variables of JAX: the folder of what it compiles, and the seconds from which it keeps that.
-_CACHE, _CACHED_FROM = "JAX_COMPILATION_CACHE_DIR", "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"
 
 #: The reports of a worker, by ``when``.
 _REPORTS = pytest.StashKey[dict[str, pytest.TestReport]]()
@@ -125,10 +123,8 @@ class Isolator:
         present = accelerators(os.environ)
         self._platform = "gpu" if present is None else present.platform
         platforms = self._close.enter_context(only_cpu(os.environ))
-        self._environment["JAX_PLATFORMS"] = platforms
-        if not os.environ.get(_CACHE):
-            # What was compiled survives the worker.
-            self._environment |= {_CACHE: str(self._scratch / "programs"), _CACHED_FROM: "0.2"}
+        programs = str(self._scratch / "programs")
+        self._environment |= {"JAX_PLATFORMS": platforms, PROGRAMS: programs}
         self.session.elsewhere = self.devices
         request = WorkerRequest(
             opening=self._opening, nodeid="", path=None, timeout=OPENING_SECONDS, devices=()

@@ -37,6 +37,9 @@ from pytest_pallas.pytest_session import Part
 from pytest_pallas.session import SpecFacts
 from pytest_pallas.workers.process import JobResult
 
+#: The variable with the folder for what a worker compiles, so that it survives the worker.
+PROGRAMS = "PYTEST_PALLAS_PROGRAMS"
+
 #: The classes of messages and of their parts, by name.
 _TYPES: dict[str, type[Any]] = {}
 

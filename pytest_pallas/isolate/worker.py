@@ -27,6 +27,7 @@ from pytest_pallas.backends.registry import devices_of, parse
 from pytest_pallas.backends.statuses import lost
 from pytest_pallas.compat.testing import capture_is_closed, configured, tear_down
 from pytest_pallas.isolate.messages import (
+    PROGRAMS,
     Change,
     Opening,
     PlainWarning,
@@ -151,6 +152,7 @@ class WorkerSession:
 
     def _devices(self, labels: Sequence[str]) -> WorkerReply:
         """Return the devices, or which of these backends has none."""
+        keep_programs(os.environ.get(PROGRAMS, ""))
         state = current(self.config)
         if not labels:
             return WorkerReply(devices=devices_of(state.families.values()))
@@ -277,6 +279,19 @@ class _TestToCome:
     def listchain(self) -> list[Any]:
         """Return the nodes."""
         return self.nodes
+
+
+#: JAX keeps in a folder what takes longer to compile, in seconds.
+_KEPT_FROM = 0.2
+
+
+def keep_programs(folder: str) -> None:
+    """Let JAX keep in a folder what it compiles for long, unless the user has named another one."""
+    import jax
+
+    if folder and not jax.config.jax_compilation_cache_dir:
+        jax.config.update("jax_compilation_cache_dir", folder)
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", _KEPT_FROM)
 
 
 def _stash(item: pytest.Item, key: pytest.StashKey[Any], value: Any) -> None:

@@ -47,6 +47,8 @@ LINGER, _LOOK_FOR_FOLDER = 300.0, 1.0
 _READ_LATER = (
     *("PYTEST_", "DASK_", "__DASK_", "HOME", "USERPROFILE", "PWD", "OLDPWD", "TMPDIR", "PY_COLORS"),
     "PYTHONPATH",  # each request has the search path
+    # JAX sets these when it is imported, which the process that asks may do meanwhile.
+    *("MOSAIC_GPU_", "TPU_LIBRARY_PATH", "TPU_SKIP_MDS_QUERY", "TF_CPP_MIN_LOG_LEVEL"),
 )
 
 #: Size of a request, in bytes; a larger one needs a new process.

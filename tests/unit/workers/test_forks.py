@@ -69,6 +69,7 @@ def test_a_worker_has_the_variables_folder_and_search_path_of_its_start(
     before, *_ = where(name="before")
     monkeypatch.setenv("PYTEST_CURRENT_TEST", "another")
     monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("MOSAIC_GPU_CUDA_ROOT", "/as/an/import/of/jax/does")
     (tmp_path / "inside").mkdir()
     monkeypatch.chdir(tmp_path / "inside")
     monkeypatch.syspath_prepend(tmp_path / "elsewhere")
