@@ -14,6 +14,7 @@ import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -248,3 +249,40 @@ def worker_count(config: Any) -> int:
     specifications = getattr(config.option, "tx", None) or ()
     counts = [str(specification).partition("*") for specification in specifications]
     return sum(int(first) if star and first.isdigit() else 1 for first, star, _ in counts)
+
+
+# Private names of pytest-benchmark: what was measured, so that another process reports it.
+#
+# Seen in pytest-benchmark 5.3. It can go when its results are reports. Probe:
+# ``tests/plugin/fixtures/test_pallas_benchmark.py``.
+
+_OF_BENCHMARK = ("name", "fullname", "group", "param", "params", "extra_info", "has_error")
+
+
+def take_benchmarks(config: pytest.Config) -> list[dict[str, Any]]:
+    """Take what pytest-benchmark has measured in a session, as plain values."""
+    session: Any = getattr(config, "_benchmarksession", None)
+    if session is None:
+        return []
+    taken = [
+        {
+            **{name: getattr(benchmark, name) for name in _OF_BENCHMARK},
+            "iterations": benchmark.iterations,
+            "options": benchmark.as_dict(stats=False)["options"],
+            "data": list(benchmark.stats.data),
+        }
+        for benchmark in session.benchmarks
+    ]
+    session.benchmarks.clear()
+    return taken
+
+
+def add_benchmarks(config: pytest.Config, benchmarks: Iterable[Mapping[str, Any]]) -> None:
+    """Add ``take_benchmarks`` of another session to what this one reports."""
+    for plain in benchmarks:
+        fixture = SimpleNamespace(cprofile_stats=None, **{n: plain[n] for n in _OF_BENCHMARK})
+        module: Any = importlib.import_module("pytest_benchmark.stats")
+        benchmark = module.Metadata(fixture, plain["iterations"], plain["options"])
+        benchmark.stats.data.extend(plain["data"])
+        session: Any = config
+        session._benchmarksession.benchmarks.append(benchmark)

@@ -25,6 +25,7 @@ from pytest_pallas.backends.devices import accelerators, only_cpu
 from pytest_pallas.backends.ending import longest
 from pytest_pallas.backends.protocol import Call, label
 from pytest_pallas.backends.registry import DeviceFacts
+from pytest_pallas.compat.testing import add_benchmarks
 from pytest_pallas.errors import BackendUnavailableError, IsolationError, NeedsIsolation
 from pytest_pallas.isolate import policy
 from pytest_pallas.isolate.messages import (
@@ -327,6 +328,7 @@ class Isolator:
         reports = [load(config=item.config, data=data) for data in reply.reports]
         for warning in reply.warnings:
             hook.pytest_warning_recorded.call_historic(kwargs=warning_of(warning))
+        add_benchmarks(self.session.config, reply.benchmarks)
         for name, lost in reply.lost_places.items():
             self.session.lost_places.setdefault(name, lost)
         self.session.killed |= reply.killed

@@ -193,6 +193,7 @@ class WorkerReply:
       facts: what was learned of a spec; None if it was not found, or nothing was asked.
       changes: all changes of the database apart, with those of the request.
       differences: how the project of the worker differs.
+      benchmarks: what pytest-benchmark has measured (``compat.testing.take_benchmarks``).
       devices: the devices of the worker, by the name of their backend.
       lost: whether a device failed, so that the worker can launch nothing more.
       refused: why the worker cannot run the test: it has not the devices.
@@ -208,6 +209,7 @@ class WorkerReply:
     facts: SpecFacts | None = None
     changes: Sequence[Change] = ()
     differences: Sequence[Difference] = ()
+    benchmarks: Sequence[Mapping[str, Annotated[Any, AsWritten()]]] = ()
     devices: Mapping[Exact, DeviceFacts] = field(default_factory=dict[str, DeviceFacts])
     lost: bool = False
     refused: Text = ""

@@ -25,7 +25,7 @@ from pallas_sim.errors import Fact
 from pytest_pallas.backends.ending import LEAST, limit_of, longest
 from pytest_pallas.backends.registry import devices_of, parse
 from pytest_pallas.backends.statuses import lost
-from pytest_pallas.compat.testing import capture_is_closed, configured, tear_down
+from pytest_pallas.compat.testing import capture_is_closed, configured, take_benchmarks, tear_down
 from pytest_pallas.isolate.messages import (
     PROGRAMS,
     Change,
@@ -196,6 +196,7 @@ class WorkerSession:
             hazards=None if self.alarm.hazards is None else sorted(set(self.alarm.hazards)),
             stained=current(self.config).stained or lost() or capture_is_closed(self.config),
             lost=lost(),
+            benchmarks=take_benchmarks(self.config),
             lost_places=current(self.config).lost_places,
         )
 
