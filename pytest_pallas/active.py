@@ -76,7 +76,7 @@ class KernelTests:
 
                 register_gang(session)
             isolator = None if self.in_worker or gang else self._isolator()
-            look_for_named_backends(session)
+            self._look_for_backends()
             self._check_files()
         keeper = self._keeper_of_results()
         if options.suite:
@@ -103,6 +103,15 @@ class KernelTests:
                 register(HardwareTests(isolator), f"{PLUGIN}-hardware")
         if not hasattr(self.config, "workerinput") and not self.in_worker and session.reports:
             self._register_reporters(keeper)
+
+    def _look_for_backends(self) -> None:
+        """Look for named backends; a pytest-xdist worker leaves the error to the controller."""
+        try:
+            look_for_named_backends(self.session)
+        except (OptionError, DeviceError) as error:
+            if not hasattr(self.config, "workerinput"):
+                raise
+            self.session.refusal = str(error)
 
     def _isolator(self) -> Isolator:
         """Make the plugin that isolates tests. Its worker owns the devices of hardware, if any."""
@@ -286,6 +295,14 @@ class KernelTests:
 
             with self._refusing_tests(session.items):
                 require_replayed(session.config, session.items)
+
+    def pytest_collection(self, session: pytest.Session) -> bool | None:
+        """Collect nothing in a pytest-xdist worker whose backends are not there."""
+        if not self.session.refusal:
+            return None
+        session.items, session.testscollected = [], 0
+        session.config.hook.pytest_collection_finish(session=session)
+        return True
 
     @contextlib.contextmanager
     def _refusing_tests(self, items: list[pytest.Item]) -> Generator[None]:

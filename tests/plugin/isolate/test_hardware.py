@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-import textwrap
 
 import pytest
 from pallas_test_support import fake_hardware
+
+from pytest_pallas.isolate import policy
 
 CONFTEST = "from pallas_test_support.fake_hardware import pytest_pallas_backends\n"
 
@@ -31,6 +32,17 @@ def device(project, monkeypatch):
     monkeypatch.setenv("FAKE_DEVICE", str(path))
     project.write(conftest=CONFTEST, named=KERNELS)
     return path
+
+
+@pytest.fixture(autouse=True)
+def _closed(monkeypatch):
+    """No test opens the device for those after it, where this process does."""
+    files = []
+    monkeypatch.setattr(fake_hardware, "_opened", files)
+    monkeypatch.setattr(fake_hardware, "_failed", [])
+    yield
+    for file in files:
+        file.close()
 
 
 def specs(project, *names):
@@ -240,3 +252,30 @@ def test_workers_of_xdist_have_a_device_each(project, device, monkeypatch):
     results = json.loads((project.path / "results.json").read_text())
     assert results["options"]["backends"] == ["gpu"]
     assert {path.name for path in folder.glob("*.log")} == {"gw0.log", "gw1.log"}
+
+
+def test_a_worker_of_xdist_without_a_device_is_a_usage_error_once(project, device):
+    device.unlink()
+    specs(project, "add")
+    result = run(project, "--pallas-suite=specs", "-n1")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    lines = [line for line in result.outlines if line.startswith("ERROR: --pallas-backend: ")]
+    assert len(lines) == 1
+    assert "finds no GPU" in lines[0]
+
+
+def test_a_driver_that_crashes_is_a_usage_error(project, device):
+    device.write_text("crashes")
+    specs(project, "add")
+    result = run(project, "--pallas-suite=specs")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines(["*opening the devices: its process died of SIGABRT*"])
+
+
+def test_an_accelerator_that_was_opened_early_stays_in_this_process(project, device, monkeypatch):
+    monkeypatch.setattr(policy, "has_opened_an_accelerator", lambda: True)
+    specs(project, "add")
+    result = run(project, "--pallas-suite=specs")
+    result.assert_outcomes(passed=1)
+    assert len(opened(device)) == 1
+    result.stdout.fnmatch_lines(["pallas: tests on hardware run in this process, *"])

@@ -2,10 +2,11 @@
 
 ``from pallas_test_support.fake_hardware import pytest_pallas_backends`` in a conftest.py takes the
 place of the backend ``gpu``. The device is a file, which ``FAKE_DEVICE`` names: one process at a
-time can open it, and without it there is none. Of a folder, each worker of xdist has the file that
-is named like it. The name of the function under test decides what
-happens: ``aborts``, ``aborts_from_16`` rows on, ``hangs``, ``fails`` (and every later launch of the process with it), or
-``exhausts``. Each process that opens the device adds its id to ``FAKE_DEVICE.log``.
+time can open it, and without it there is none; the driver crashes unless it is empty. Of a folder,
+each worker of xdist has the file that is named like it. The name of the function under test decides
+what happens: ``aborts``, ``aborts_from_16`` (with 16 rows or more), ``hangs``, ``fails``, with
+which every later launch of the process fails, or ``exhausts``. Each process that opens the device
+adds its id to ``FAKE_DEVICE.log``.
 """
 
 import fcntl
@@ -35,6 +36,8 @@ def open_device():
     if not _opened:
         if not path.exists():
             raise RuntimeError("Unknown backend gpu. Available backends are ['cpu']")
+        if path.read_text():  # of a driver that crashes
+            os.abort()
         file = path.open("rb")
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
