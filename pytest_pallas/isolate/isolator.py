@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import importlib
 import itertools
 import os
 import tempfile
@@ -144,8 +145,7 @@ class Isolator:
     @cached_property
     def _known_devices(self) -> Mapping[str, DeviceFacts]:
         assert self._devices is not None
-        import jax  # noqa: F401 - collection needs it; meanwhile the worker opens the devices
-
+        importlib.import_module("jax")  # for collection, while the worker opens the devices
         result = self._devices.result()
         if result.status != "done":
             self._retired += 1
