@@ -239,6 +239,11 @@ def tear_down(session: pytest.Session, item: pytest.Item | None = None) -> None:
     state._setupstate.teardown_exact(item)
 
 
+def run_protocol(item: pytest.Item) -> None:
+    """Set up, run and tear down a test, and report each, without its start and its end."""
+    importlib.import_module("_pytest.runner").runtestprotocol(item, nextitem=None)
+
+
 def worker_count(config: Any) -> int:
     """Return the number of workers that pytest-xdist starts here; 0 without it, or in one.
 

@@ -26,7 +26,7 @@ from pytest_pallas.backends.devices import accelerators, only_cpu
 from pytest_pallas.backends.ending import longest
 from pytest_pallas.backends.protocol import Call, label
 from pytest_pallas.backends.registry import DeviceFacts
-from pytest_pallas.compat.testing import add_benchmarks
+from pytest_pallas.compat.testing import add_benchmarks, run_protocol
 from pytest_pallas.errors import BackendUnavailableError, IsolationError, NeedsIsolation
 from pytest_pallas.isolate import policy
 from pytest_pallas.isolate.messages import (
@@ -426,15 +426,12 @@ class HardwareTests:
         self._isolator, self._awaited = isolator, False
 
     @pytest.hookimpl(tryfirst=True)
-    def pytest_runtest_protocol(
-        self, item: pytest.Item, nextitem: pytest.Item | None
-    ) -> bool | None:
+    def pytest_runtest_protocol(self, item: pytest.Item, nextitem: pytest.Item | None) -> bool:
         """Run a test in the worker, and report it."""
         __tracebackhide__ = True
-        if _FAILED in item.stash:
-            return None
         isolator, hook = self._isolator, item.ihook
         hardware = [b for b in isolator.session.selection.backends if b.kind == "hardware"]
+        hook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
         try:
             reports = isolator.reports_of(
                 item,
@@ -444,12 +441,12 @@ class HardwareTests:
             )
         except PallasError as error:
             self._awaited = False  # the fixtures ended with the process
-            fail(isolator.session, item, error)
-            return True
-        self._awaited = nextitem is not None
-        hook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
-        for report in reports:
-            hook.pytest_runtest_logreport(report=report)
+            let_fail(isolator.session, item, error)
+            run_protocol(item)
+        else:
+            self._awaited = nextitem is not None
+            for report in reports:
+                hook.pytest_runtest_logreport(report=report)
         hook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
         return True
 
@@ -459,12 +456,8 @@ class HardwareTests:
             self._isolator.end_fixtures()
 
 
-#: Set on an item that fails with an error, without running anything of it.
-_FAILED = pytest.StashKey[bool]()
-
-
-def fail(session: PytestSession, item: Any, error: Exception) -> None:
-    """Let a test fail with an error, without running anything of it.
+def let_fail(session: PytestSession, item: Any, error: Exception) -> None:
+    """Let pytest's protocol fail a test with an error, without running anything of it.
 
     Its marks count: an expected failure may be of this type.
     """
@@ -483,8 +476,6 @@ def fail(session: PytestSession, item: Any, error: Exception) -> None:
 
     item.setup = lambda: None
     item.runtest = runtest
-    item.stash[_FAILED] = True
-    item.config.hook.pytest_runtest_protocol(item=item, nextitem=None)
 
 
 def _following(item: pytest.Item, nextitem: pytest.Item | None) -> tuple[str, int] | None:

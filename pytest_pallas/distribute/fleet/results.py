@@ -17,7 +17,7 @@ from pytest_pallas.distribute.fleet.messages import TestResult
 from pytest_pallas.distribute.parts import credit_kills, merged_reports
 from pytest_pallas.draw.database import make_changes
 from pytest_pallas.errors import FleetError
-from pytest_pallas.isolate.isolator import Isolator, fail
+from pytest_pallas.isolate.isolator import Isolator, let_fail
 from pytest_pallas.isolate.messages import plain_reports
 from pytest_pallas.pytest_session import PytestSession
 from pytest_pallas.replay.goldens import write_file
@@ -54,7 +54,7 @@ class ResultReplayer:
         if result.death is not None:
             # The records of a test that dies have its script neither here nor on the worker.
             self.session.results.clear()
-            fail(self.session, item, self.isolator.error_of_end(item, result.death))
+            self.fail(item, self.isolator.error_of_end(item, result.death))
             return
         self._keep_goldens(result.goldens)
         if result.changes and self.session.database is not None:
@@ -70,7 +70,7 @@ class ResultReplayer:
         try:
             reports = self.isolator.accept(item, reply)
         except PallasError as error:
-            fail(self.session, item, error)
+            self.fail(item, error)
             return
         if self.session.options.mutate is not None and not merged:
             credit_kills(item, reports, self.session.killed)
@@ -113,7 +113,7 @@ class ResultReplayer:
                 f"the parts of this test do not fit together: {error}. Start anew without "
                 "--pallas-resume"
             )
-            fail(self.session, item, FleetError.explained(explanation, item.headline))
+            self.fail(item, FleetError.explained(explanation, item.headline))
             return
         reports = plain_reports(item.config, merged)
         text = repr(reports)
@@ -131,6 +131,11 @@ class ResultReplayer:
         )
         self.report(item, whole, merged=True)
 
+    def fail(self, item: pytest.Item, error: Exception) -> None:
+        """Let a test fail with an error, without running anything of it."""
+        let_fail(self.session, item, error)
+        item.config.hook.pytest_runtest_protocol(item=item, nextitem=None)
+
     def lost(self, item: pytest.Item, reasons: Sequence[str]) -> None:
         """Let a test fail whose workers were lost, each time that it ran."""
         explanation = Explanation(
@@ -140,7 +145,7 @@ class ResultReplayer:
             facts=tuple(Fact("worker", reason) for reason in reasons),
         )
         headline = getattr(item, "headline", item.name)
-        fail(self.session, item, FleetError.explained(explanation, headline))
+        self.fail(item, FleetError.explained(explanation, headline))
 
     def _keep_goldens(self, goldens: Mapping[str, bytes]) -> None:
         """Write the goldens of a worker, unless it has the same folder."""
