@@ -76,7 +76,7 @@ fi
 suite=(--pallas-suite=reference_kernels.mosaic_gpu,reference_kernels.portable --pallas-profile=quick)
 step 120 report "$python" -m pytest "${pallas[@]}" -p no:cacheprovider -n 12 "${suite[@]}" \
   --pallas-backend=gpu "--pallas-results=$out/results.json" "${goldens[@]}"
-step 80 answers "$python" scripts/chip_answers.py "$out/answers.json" --processes 12
+step 60 answers "$python" scripts/chip_answers.py "$out/answers.json" --processes 12
 # The bits of its products and functions, for scripts/chip_record.py compare anywhere.
 step 40 chip_record "$python" scripts/chip_record.py write "$out/chip.npz" --processes 12
 step 60 cross "$python" -m pytest "${pallas[@]}" -p no:cacheprovider -n 14 "${suite[@]}" \
