@@ -189,6 +189,17 @@ def test_processes_that_share_a_folder_share_the_process_that_forks(asking, tmp_
     os.kill(another, signal.SIGKILL)
 
 
+def test_a_folder_for_the_processes_that_this_one_starts(monkeypatch):
+    with forks.shared():
+        folder = Path(os.environ[forks.FOLDER])
+        assert folder.stat().st_mode & 0o077 == 0
+        with forks.shared():  # which are those of a process above
+            assert os.environ[forks.FOLDER] == str(folder)
+        assert folder.exists()
+    assert forks.FOLDER not in os.environ
+    assert not folder.exists()
+
+
 @pytest.mark.parametrize("removed", [False, True])
 def test_in_a_folder_it_ends_when_nobody_can_ask(monkeypatch, tmp_path, removed):
     """That is when the folder is removed, or some time after the last that asked."""
