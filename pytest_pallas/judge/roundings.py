@@ -185,9 +185,10 @@ _CHOICES = frozenset({"concatenate", "dynamic_slice", "pad", "select_n"})
 
 #: Operations that move, choose or compare numbers, and round nothing.
 EXACT = _MOVES | {
-    *("abs", "argsort", "clamp", "concatenate", "dynamic_slice", "dynamic_update_slice"),
-    *("gather", "max", "min", "pad", "reduce_max", "reduce_min", "select_n", "sign", "sort"),
-    *("split", "stop_gradient"),
+    *("abs", "argmax", "argmin", "argsort", "clamp", "concatenate", "dynamic_slice"),
+    *("dynamic_update_slice", "eq", "gather", "ge", "gt", "is_finite", "le", "lt", "max", "min"),
+    *("ne", "pad", "reduce_max", "reduce_min", "select_n", "sign", "sort", "split"),
+    *("stop_gradient", "top_k"),
 }
 
 _SUMS = frozenset({"dot_general", "reduce_sum", "cumsum"})
@@ -277,6 +278,8 @@ class _Value:
         exponential, what was subtracted from its exponent; else None.
       exponential: the number of the exponential that it is, perhaps masked; else None.
       magnitude: of a sum of two, the sum of their magnitudes; else None.
+      error: of a matrix product, multiplied or added to, how far it may be from what it is when it
+        is computed again in another way; else None.
     """
 
     array: Any
@@ -287,6 +290,7 @@ class _Value:
     subtracted: Any = None
     exponential: int | None = None
     magnitude: Any = None
+    error: Any = None
 
 
 def rounded(jaxpr: Any, arrays: Sequence[Any], rounding: Rounding, draws: int) -> list[list[Any]]:
@@ -310,9 +314,9 @@ def rounded(jaxpr: Any, arrays: Sequence[Any], rounding: Rounding, draws: int) -
       for 2^x. ``(a - b) - c`` is also ``a - (b + c)``. An exponential ``exp(a - b)`` that has been
       summed may be computed again as ``exp(a - lse)``, with the stored ``lse = b + log(sum)``: its
       later uses have the error of rounding ``lse``, the same for all terms of the sum. What is
-      multiplied with it, as in ``p * (dp - delta)``, has that error relative to its terms, at each
-      use after the first: a reference may subtract from it what its error cancels with, as the
-      gradient of the largest exponent does.
+      multiplied with it, as in ``p * (dp - delta)``, has that error relative to its terms, and
+      those of the matrix products in it, at each use after the first: a reference may subtract
+      from it what its error cancels with, as the gradient of the largest exponent does.
 
     Functions that are called are entered; loops and branches count as one operation. An operation
     on arrays without errors is evaluated once for all draws: a loop over the time steps of a
@@ -392,7 +396,7 @@ class _Draw:
             results = bind(arrays)
             return [_Value(self._off(result, _APPROXIMATION * wide)) for result in results]
         if name == "sub" and is_float(arrays[0].dtype):
-            return [self._difference(bind, operands[0], arrays)]
+            return [self._difference(bind, operands, arrays)]
         if name == "dot_general":
             unit = self._unit(equation.params)
             arrays = [self._of_product(array, unit) if unit else array for array in arrays]
@@ -407,10 +411,17 @@ class _Draw:
             return [self._scaled(operands, arrays, results[0])]
         if name in ("add", "add_any") and is_float(results[0].dtype):
             size = np.abs(arrays[0]) + np.abs(arrays[1])
-            return [_Value(self._off(results[0], wide), magnitude=size)]
+            error = self._error(name, bind, operands, arrays)
+            return [_Value(self._off(results[0], wide), magnitude=size, error=error)]
+        if name in ("mul", "div") and _is_inexact(results[0]):
+            error = self._error(name, bind, operands, arrays)
+            return [_Value(self._off(results[0], wide), error=error)]
         if name in EXACT:
             raw = all(operand.raw for operand in operands if _is_inexact(operand.array))
-            return [_Value(result, raw=raw or not _is_inexact(result)) for result in results]
+            error = self._error(name, bind, operands, arrays) if name in _MOVES else None
+            return [
+                _Value(result, raw or not _is_inexact(result), error=error) for result in results
+            ]
         return [
             _Value(self._off(result, wide)) if _is_inexact(result) else _Value(result, raw=True)
             for result in results
@@ -456,15 +467,47 @@ class _Draw:
             exponential=numbers.pop() if stays and len(numbers) == 1 else None,
         )
 
-    def _difference(self, bind: _Evaluate, first: _Value, arrays: Sequence[Any]) -> _Value:
+    def _error(
+        self, name: str, bind: _Evaluate, operands: Sequence[_Value], arrays: Sequence[Any]
+    ) -> Any:
+        """Return how far a sum, a product or moved elements are from computing them another way.
+
+        Only the matrix products in it count.
+        """
+        errors = list[Any]()
+        for operand in operands:
+            error = operand.error
+            if operand.terms is not None:
+                error = np.hypot(operand.again, self._rounding.narrow * operand.terms)
+            errors.append(error)
+        if all(error is None for error in errors):
+            return None
+        if name in ("add", "add_any", "sub", *_MOVES):
+            changes = [error for error in errors if error is not None]
+            if name in _MOVES:
+                changes = bind([changes[0].astype(arrays[0].dtype)])
+        else:
+            changes = list[Any]()
+            for position, error in enumerate(errors):
+                if error is not None and (name == "mul" or position == 0):
+                    factors = list(arrays)
+                    factors[position] = error.astype(arrays[position].dtype)
+                    changes += bind(factors)
+        return np.sqrt(sum(np.square(np.abs(change)) for change in changes))
+
+    def _difference(
+        self, bind: _Evaluate, operands: Sequence[_Value], arrays: Sequence[Any]
+    ) -> _Value:
         """Return a difference; one of a difference is one of the sum of what is subtracted."""
+        first = operands[0]
+        error = self._error("sub", bind, operands, arrays)
         result = self._off(bind(arrays)[0], self._rounding.wide)
         subtracted = np.broadcast_to(arrays[1], np.shape(result))
         if first.subtracted is not None:
             subtracted = subtracted + np.nan_to_num(first.subtracted)
             result = self._moved_alike(result, self._rounding.wide * np.abs(subtracted))
         size = np.abs(arrays[0]) + np.abs(arrays[1])
-        return _Value(result, subtracted=subtracted, magnitude=size)
+        return _Value(result, subtracted=subtracted, magnitude=size, error=error)
 
     def _exponential(self, name: str, bind: _Evaluate, exponent: _Value, array: Any) -> _Value:
         """Return an exponential, whose exponent may be the difference of rounded numbers."""
@@ -481,14 +524,18 @@ class _Draw:
         return _Value(result, subtracted=factor * subtracted, exponential=self._count)
 
     def _normalize(self, operand: _Value, total: Any, axes: Sequence[int]) -> None:
-        """Keep the logarithm of the first sum of an exponential, with what was subtracted."""
+        """Keep the logarithm of the first sum of an exponential, with what was subtracted.
+
+        A row in which everything is masked has none.
+        """
         number = operand.exponential
         if number is None or number in self._normalizers or not np.size(operand.array):
             return
         subtracted = np.where(np.isnan(operand.subtracted), -np.inf, operand.subtracted)
         most = np.max(subtracted, tuple(axes), keepdims=True)
         if ((subtracted == most) | np.isneginf(subtracted)).all():
-            self._normalizers[number] = most + np.log(np.reshape(total, most.shape))
+            normalizer = most + np.log(np.reshape(total, most.shape))
+            self._normalizers[number] = np.where(np.isfinite(normalizer), normalizer, 0.0)
 
     def _scaled(self, operands: Sequence[_Value], arrays: Sequence[Any], result: Any) -> _Value:
         """Return a product with an exponential; times ones and zeros, it is still one."""
@@ -504,6 +551,8 @@ class _Draw:
             return _Value(result)
         size = np.abs(factors) if other.magnitude is None else other.magnitude
         again = self._rounding.wide * np.abs(normalizer * arrays[position]) * size
+        if other.error is not None:
+            again = np.hypot(again, np.abs(arrays[position]) * other.error)
         self._count += 1
         product = frozenset({self._count})
         return _Value(result, terms=np.abs(result), again=again, products=product)

@@ -91,6 +91,16 @@ def test_what_moves_or_chooses_is_exact():
     assert not deviation(function, X, wide=1e-6, narrow=1e-3).any()
 
 
+def test_a_comparison_is_no_use_of_a_product():
+    """An element is equal to the largest: in the gradient of a maximum, one is."""
+
+    def of_largest(a, b):
+        z = a @ b
+        return jnp.where(z == z.max(), 1.0, 0.0)
+
+    assert not deviation(of_largest, X, X.T, wide=1e-3, narrow=1e-3).any()
+
+
 def test_a_product_of_inputs_has_no_narrow_rounding():
     assert deviation(lambda x: x @ x.T, X, narrow=1e-3).max() < 1e-12
     assert deviation(lambda x: jnp.sum(x, 0), X, narrow=1e-3).max() < 1e-12
@@ -188,6 +198,21 @@ def test_the_error_of_a_stored_log_sum_exp_is_that_of_its_row():
     assert found > 0.8e-6 * (50 + np.log(400))
 
 
+def test_a_row_that_is_masked_has_no_error():
+    """Its sum is 0: the logarithm of that is the error of no other row."""
+
+    def softmax(x):
+        s = jnp.where(jnp.arange(3)[:, None] > 0, x, -jnp.inf)
+        most = s.max(1, keepdims=True)
+        e = jnp.exp(s - jnp.where(most == -jnp.inf, 0.0, most))
+        total = e.sum(1, keepdims=True)
+        return (e / jnp.where(total == 0.0, 1.0, total)).T @ jnp.ones((3, 2))
+
+    found = deviation(softmax, LOGITS, wide=1e-6)
+    assert np.isfinite(found).all()
+    assert found.max() > 1e-5
+
+
 def test_a_gradient_has_the_error_of_a_stored_log_sum_exp_before_it_cancels():
     """The gradient of the largest exponent cancels it, as in a softmax that is written by hand."""
     x, ct = np.array([[30.0, 0.0, 1.0]]), np.array([[1.0, 2.0, 3.0]])
@@ -198,6 +223,29 @@ def test_a_gradient_has_the_error_of_a_stored_log_sum_exp_before_it_cancels():
 
     found = deviation(lambda a, c: jax.vjp(softmax, a)[1](c)[0], x, ct, wide=1e-6)
     assert found[0, 0] > 10e-6, "p * (dp - delta) is off by what rounds delta, not by itself"
+
+
+@pytest.mark.parametrize("keys", [1, 2])
+def test_the_gradient_of_a_row_of_one_key_has_the_error_of_its_products(keys):
+    """It cancels to the bit; a kernel has ``dp - sum(o * do)``, whose parts are rounded."""
+    q, k = np.ones((1, 4)), np.array([[0.1] * 4, [-100.0] * 4])[:keys]
+    v, ct = np.random.default_rng(1).standard_normal((2, keys, 16))
+
+    def attention(a, b, c):
+        s = a @ b.T
+        e = jnp.exp(s - s.max(1, keepdims=True))
+        return (e / e.sum(1, keepdims=True)) @ c
+
+    def gradient(a, b, c, d):
+        return jax.vjp(attention, a, b, c)[1](d)[0]
+
+    of_product = deviation(lambda a, b: (a @ b.T) * 1.0, ct[:1], v[:1], wide=1e-6)
+    found = deviation(gradient, q, k, v, ct[:1], wide=1e-6)
+    assert (found > 0.5 * of_product * 0.1).all(), (found, of_product)
+    assert (found < 5 * of_product * 0.1).all(), (found, of_product)
+    narrow = deviation(gradient, q, k, v, ct[:1], narrow=1e-3)
+    terms = 1e-3 * np.sqrt(np.sum(np.square(ct[0] * v[0])))
+    assert (narrow > 0.05 * terms).all(), "the output may be rounded to a narrow dtype"
 
 
 def test_a_difference_of_a_difference_may_be_one_of_a_sum():
