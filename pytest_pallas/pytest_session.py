@@ -343,8 +343,10 @@ def look_for_named_backends(session: PytestSession) -> None:
     from pytest_pallas.errors import BackendUnavailableError
 
     automatic = "backend" not in session.options.explicit or session.options.backend == ("auto",)
-    if session.in_worker or (automatic and session.elsewhere is None):
+    if automatic and session.elsewhere is None:
         return
+    if session.in_worker and gang() is None:
+        return  # the process that asks decides; each request says which devices it needs
     try:
         if session.pinning is not None or session.delegates:
             for word in session.options.backend:
