@@ -17,7 +17,7 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from concurrent.futures import Future
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -39,15 +39,19 @@ from pytest_pallas.isolate.messages import (
     warning_of,
 )
 from pytest_pallas.isolate.policy import History
-from pytest_pallas.isolate.supervise import GRACE, error_of, opening_of, run_in, worker_setup
+from pytest_pallas.isolate.supervise import (
+    GRACE,
+    Answer,
+    error_of,
+    opening_of,
+    run_in,
+    worker_setup,
+)
 from pytest_pallas.options import Options
 from pytest_pallas.pytest_session import PytestSession, note_raised
 from pytest_pallas.run.result import Result
 from pytest_pallas.workers.pool import WorkerPool
 from pytest_pallas.workers.process import JobResult, WorkerSetup
-
-if TYPE_CHECKING:
-    from pytest_pallas.isolate.shrinking import Shrunk
 
 #: The name of the registered plugin.
 PLUGIN = "pallas-isolation"
@@ -214,43 +218,40 @@ class Isolator:
             facts={spec: known for spec, known in facts.items() if known.path == str(item.path)},
             **fields,
         )
-        result = self._result(request)
-        shrunk = None
-        if options.shrink_time and not options.replay and self._ended_its_process(result):
-            shrunk = self._shrunk(item, request, result, options.shrink_time)
-            result = result if shrunk is None else shrunk.result
-        if result.status != "done":
-            error = self.error_of_end(item, result)
-            for text in () if shrunk is None else shrunk.notes:
-                error.add_note(text)
+        answer = self._ask(request)
+        if options.shrink_time and not options.replay and answer.ended_its_process:
+            answer = self._shrunk(item, request, answer, options.shrink_time) or answer
+        if answer.reply is None:
+            error = self.error_of_end(item, answer.result)
+            for note in answer.notes:
+                error.add_note(note)
             raise error
-        return self.accept(item, decoded(WorkerReply, result.value))
+        return self.accept(item, answer.reply)
 
-    def _result(self, request: WorkerRequest) -> JobResult:
+    def _ask(self, request: WorkerRequest) -> Answer:
         """Run a test in the worker; another one comes after it if that is spoilt."""
         result = run_in(self._pool, self._setup, request)
-        if result.status == "done" and decoded(WorkerReply, result.value).stained:
+        reply = decoded(WorkerReply, result.value) if result.status == "done" else None
+        if reply is not None and reply.stained:
             self._retired += 1
-        return result
-
-    def _ended_its_process(self, result: JobResult) -> bool:
-        return result.status != "done" or decoded(WorkerReply, result.value).lost
+        return Answer(result, reply)
 
     def _shrunk(
-        self, item: Any, request: WorkerRequest, result: JobResult, seconds: float
-    ) -> Shrunk | None:
+        self, item: Any, request: WorkerRequest, answer: Answer, seconds: float
+    ) -> Answer | None:
         """Shrink the example that ended the process of the item of a spec."""
         from pytest_pallas.isolate.shrinking import shrink
 
-        note = StepNote.decode(result.note)
-        if note is None or not note.call or not hasattr(item, "spec") or item.expected:
+        step = StepNote.decode(answer.result.note)
+        if step is None or not step.call or not hasattr(item, "spec") or item.expected:
             return None
-
-        def attempt(blob: str) -> JobResult | None:
-            tried = self._result(dataclasses.replace(request, blob=blob, following=None))
-            return tried if self._ended_its_process(tried) else None
-
-        return shrink(item, note.call, attempt, seconds)
+        alone = dataclasses.replace(request, following=None)
+        return shrink(
+            item,
+            step.call,
+            lambda blob: self._ask(dataclasses.replace(alone, blob=blob)),
+            seconds,
+        )
 
     def learn(
         self,

@@ -7,72 +7,57 @@ blob of its choices. So an example that crashes or hangs costs a worker each tim
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import Any
 
 from pallas_sim.errors import PallasError
 from pytest_pallas.compat.fuzzing import blob_of_draw
 from pytest_pallas.draw.diversity import draw_name
+from pytest_pallas.isolate.supervise import Answer
 from pytest_pallas.run.drawn import fuzz_of
 from pytest_pallas.run.fuzzing import shrink_with
-from pytest_pallas.workers.process import JobResult
-
-
-@dataclass(frozen=True)
-class Shrunk:
-    """The simplest example that ends its process.
-
-    Attributes:
-      result: of its job.
-      notes: what Hypothesis says of it, with the blob that repeats it.
-    """
-
-    result: JobResult
-    notes: Sequence[str] = ()
 
 
 class _ProcessEndedError(Exception):
     """An example ended its process."""
 
-    def __init__(self, result: JobResult) -> None:
-        super().__init__(result.status)
-        self.result = result
+    def __init__(self, answer: Answer) -> None:
+        super().__init__(answer.result.status)
+        self.answer = answer
 
 
-def shrink(
-    item: Any, call: str, attempt: Callable[[str], JobResult | None], seconds: float
-) -> Shrunk | None:
+def shrink(item: Any, call: str, attempt: Callable[[str], Answer], seconds: float) -> Answer | None:
     """Shrink the example of an item that ended its process.
 
     Args:
       item: the item of a spec.
       call: the name of the example (``draw_name``).
-      attempt: runs the example of a blob in a worker; None if that survives it.
+      attempt: runs the example of a blob in a worker.
       seconds: time limit for all tries; the last one may exceed it.
 
     Returns:
-      The simplest one; None if the example is not one of a usual round, or ends no process again.
+      What came of the simplest one; None if the example is not one of a usual round, or ends no
+      process again.
     """
 
     def run(drawn: Any) -> None:
         del drawn
-        result = attempt(blob_of_draw())
-        if result is not None:
-            raise _ProcessEndedError(result)
+        answer = attempt(blob_of_draw())
+        if answer.ended_its_process:
+            raise _ProcessEndedError(answer)
 
     try:
         run_of_item = item.check_run()
-        what = dataclasses.replace(fuzz_of(run_of_item), run=run)
         shrink_with(
-            what,
+            dataclasses.replace(fuzz_of(run_of_item), run=run),
             lambda other: draw_name(other) == call,
             seed=run_of_item.options.seed,
             max_examples=run_of_item.examples,
             seconds=seconds,
         )
     except _ProcessEndedError as simplest:
-        return Shrunk(simplest.result, getattr(simplest, "__notes__", ()))
+        notes = getattr(simplest, "__notes__", ())
+        return dataclasses.replace(simplest.answer, notes=notes)
     except PallasError:  # it cannot be drawn here
         return None
     return None

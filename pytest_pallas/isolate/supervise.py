@@ -11,7 +11,8 @@ import functools
 import re
 import sys
 import sysconfig
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from pytest_pallas import checks
 from pytest_pallas.backends.ending import longest
 from pytest_pallas.backends.protocol import label
 from pytest_pallas.errors import CrashError, HangError, IsolationError, OutOfMemoryError, is_own
-from pytest_pallas.isolate.messages import Opening, StepNote, WorkerRequest, encoded
+from pytest_pallas.isolate.messages import Opening, StepNote, WorkerReply, WorkerRequest, encoded
 from pytest_pallas.pytest_session import PytestSession
 from pytest_pallas.workers.pool import WorkerPool
 from pytest_pallas.workers.process import JobResult, WorkerSetup
@@ -146,6 +147,26 @@ def opening_of(session: PytestSession, *, chooses: bool = False) -> Opening:
         attributes=attributes,
         chooses=chooses,
     )
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What came of a test in a worker.
+
+    Attributes:
+      result: of the job.
+      reply: of the worker; None if it died.
+      notes: what Hypothesis says of a shrunk example, with the blob that repeats it.
+    """
+
+    result: JobResult
+    reply: WorkerReply | None
+    notes: Sequence[str] = ()
+
+    @property
+    def ended_its_process(self) -> bool:
+        """Whether the worker died, or can launch nothing more."""
+        return self.reply is None or self.reply.lost
 
 
 def run_in(pool: WorkerPool, setup: WorkerSetup, request: WorkerRequest) -> JobResult:
