@@ -7,13 +7,13 @@ of what XLA says.
 
 from __future__ import annotations
 
-import logging
 import re
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
 from pallas_sim.errors import PallasError
+from pytest_pallas.compat.settings import errors_of_plugins
 from pytest_pallas.errors import CapacityError, DeviceLostError
 
 #: Statuses after which a process can launch nothing more, and what each means. CUDA: "the process
@@ -123,25 +123,13 @@ _failures: dict[str, str] = {}
 
 @contextmanager
 def plugin_errors(platform: str) -> Generator[None]:
-    """Keep what JAX logs of a plugin that does not start: the driver may be too old for it."""
-    logger, handler = logging.getLogger("jax._src.xla_bridge"), _Keeping(platform)
-    logger.addHandler(handler)
-    try:
-        yield
-    finally:
-        logger.removeHandler(handler)
-
-
-class _Keeping(logging.Handler):
-    """Keeps the last error that is logged."""
-
-    def __init__(self, platform: str) -> None:
-        super().__init__(logging.ERROR)
-        self._platform = platform
-
-    def emit(self, record: logging.LogRecord) -> None:
-        raised = record.exc_info[1] if record.exc_info else None
-        _failures[self._platform] = f"{record.getMessage() if raised is None else raised}"
+    """Keep why a plugin of JAX does not start, such as a driver that is too old for it."""
+    with errors_of_plugins() as errors:
+        try:
+            yield
+        finally:
+            if errors:
+                _failures[platform] = errors[-1]
 
 
 #: What JAX raises if it finds no device: without any platform that starts, an assertion fails.

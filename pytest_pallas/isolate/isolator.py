@@ -41,7 +41,7 @@ from pytest_pallas.isolate.messages import (
 from pytest_pallas.isolate.policy import History
 from pytest_pallas.isolate.supervise import (
     GRACE,
-    Answer,
+    WorkerAnswer,
     error_of,
     opening_of,
     run_in,
@@ -228,17 +228,17 @@ class Isolator:
             raise error
         return self.accept(item, answer.reply)
 
-    def _ask(self, request: WorkerRequest) -> Answer:
+    def _ask(self, request: WorkerRequest) -> WorkerAnswer:
         """Run a test in the worker; another one comes after it if that is spoilt."""
         result = run_in(self._pool, self._setup, request)
         reply = decoded(WorkerReply, result.value) if result.status == "done" else None
         if reply is not None and reply.stained:
             self._retired += 1
-        return Answer(result, reply)
+        return WorkerAnswer(result, reply)
 
     def _shrunk(
-        self, item: Any, request: WorkerRequest, answer: Answer, seconds: float
-    ) -> Answer | None:
+        self, item: Any, request: WorkerRequest, answer: WorkerAnswer, seconds: float
+    ) -> WorkerAnswer | None:
         """Shrink the example that ended the process of the item of a spec."""
         from pytest_pallas.isolate.shrinking import shrink
 

@@ -13,7 +13,7 @@ from typing import Any
 from pallas_sim.errors import PallasError
 from pytest_pallas.compat.fuzzing import blob_of_draw
 from pytest_pallas.draw.diversity import draw_name
-from pytest_pallas.isolate.supervise import Answer
+from pytest_pallas.isolate.supervise import WorkerAnswer
 from pytest_pallas.run.drawn import fuzz_of
 from pytest_pallas.run.fuzzing import shrink_with
 
@@ -21,12 +21,14 @@ from pytest_pallas.run.fuzzing import shrink_with
 class _ProcessEndedError(Exception):
     """An example ended its process."""
 
-    def __init__(self, answer: Answer) -> None:
+    def __init__(self, answer: WorkerAnswer) -> None:
         super().__init__(answer.result.status)
         self.answer = answer
 
 
-def shrink(item: Any, call: str, attempt: Callable[[str], Answer], seconds: float) -> Answer | None:
+def shrink(
+    item: Any, call: str, attempt: Callable[[str], WorkerAnswer], seconds: float
+) -> WorkerAnswer | None:
     """Shrink the example of an item that ended its process.
 
     Args:

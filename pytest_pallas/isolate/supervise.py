@@ -150,7 +150,7 @@ def opening_of(session: PytestSession, *, chooses: bool = False) -> Opening:
 
 
 @dataclass(frozen=True)
-class Answer:
+class WorkerAnswer:
     """What came of a test in a worker.
 
     Attributes:

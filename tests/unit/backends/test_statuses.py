@@ -82,11 +82,12 @@ def test_a_failure_that_a_test_has_wrapped_is_noticed():
 
 def test_why_a_plugin_does_not_start():
     """JAX logs it, and goes on without the GPU."""
-    with statuses.plugin_errors("gpu"):
+    with pytest.raises(LookupError), statuses.plugin_errors("gpu"):
         try:
             raise RuntimeError("Found CUDA version 12000, but JAX was built against version 13000")
         except RuntimeError:
             logging.getLogger("jax._src.xla_bridge").exception("Jax plugin configuration error")
+        raise LookupError("so there is no GPU")
     reason = statuses.why_no_device("gpu", RuntimeError("Unknown backend gpu"))
     assert reason.startswith("JAX cannot open the GPU: Found CUDA version 12000")
     assert "Update its driver" in reason
