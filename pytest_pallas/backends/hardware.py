@@ -117,7 +117,7 @@ def prove(kernels: list[KernelCall], text: str, platform: str) -> None:
     """
     interpreted = [kernel for kernel in kernels if kernel.interpreted]
     if interpreted:
-        places = "; ".join(f"{kernel.name} at {kernel.source or '?'}" for kernel in interpreted)
+        places = "; ".join(kernel.located_name for kernel in interpreted)
         raise NoPallasCallError(
             f"a hard-coded interpret=True runs an interpreter instead of the {platform}: {places}. "
             "Remove interpret=; the backend sets it where needed."

@@ -93,7 +93,7 @@ def readable(error: Exception, kernels: Sequence[Any]) -> Exception:
     status = status_of(error)
     made: PallasError
     if status in STICKY:
-        under = " and ".join(f"{kernel.name} at {kernel.source or '?'}" for kernel in kernels)
+        under = " and ".join(kernel.located_name for kernel in kernels)
         rest = "Every later launch of this process fails, too"
         if _lost:
             rest = f"It failed before in this process, under {_lost[0]}"

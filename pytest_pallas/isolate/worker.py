@@ -431,7 +431,7 @@ class Alarm:
 
         self.hazards = self.hazards or []
         self.hazards += [] if jaxpr is None else hazards(jaxpr, simulated=simulated)
-        running = [f"{kernel.name} at {kernel.source}" for kernel in kernels]
+        running = [kernel.located_name for kernel in kernels]
         limit = limit_of(call.settings.timeout)
         self._step(dataclasses.replace(self._note, step="a kernel", limit=limit, running=running))
 

@@ -9,7 +9,7 @@ import pytest
 from pytest_pallas.backends import statuses
 from pytest_pallas.errors import CapacityError, DeviceLostError
 
-KERNELS = (SimpleNamespace(name="body", source="kernel.py:3"),)
+KERNELS = (SimpleNamespace(located_name="body at kernel.py:3"),)
 
 #: As XLA says it (JAX 0.11.2 on an H200).
 LAUNCH = (
@@ -43,7 +43,7 @@ def test_a_launch_failure_names_status_and_kernel():
 
 def test_a_later_failure_names_the_first_kernel():
     statuses.readable(raised(LAUNCH), KERNELS)
-    later = (SimpleNamespace(name="other", source="other.py:9"),)
+    later = (SimpleNamespace(located_name="other at other.py:9"),)
     error = statuses.readable(raised(LAUNCH), later)
     assert "It failed before in this process, under body at kernel.py:3" in str(error)
 
@@ -82,12 +82,17 @@ def test_a_failure_that_a_test_has_wrapped_is_noticed():
 
 def test_why_a_plugin_does_not_start():
     """JAX logs it, and goes on without the GPU."""
-    with pytest.raises(LookupError), statuses.plugin_errors("gpu"):
+
+    def start():
+        text = "Found CUDA version 12000, but JAX was built against version 13000"
         try:
-            raise RuntimeError("Found CUDA version 12000, but JAX was built against version 13000")
+            raise RuntimeError(text)
         except RuntimeError:
             logging.getLogger("jax._src.xla_bridge").exception("Jax plugin configuration error")
         raise LookupError("so there is no GPU")
+
+    with pytest.raises(LookupError), statuses.plugin_errors("gpu"):
+        start()
     reason = statuses.why_no_device("gpu", RuntimeError("Unknown backend gpu"))
     assert reason.startswith("JAX cannot open the GPU: Found CUDA version 12000")
     assert "Update its driver" in reason
