@@ -90,6 +90,8 @@ def readable(error: Exception, kernels: Sequence[Any]) -> Exception:
     """
     from pytest_pallas.backends.execution import brief
 
+    if isinstance(error, PallasError):
+        return error
     status = status_of(error)
     made: PallasError
     if status in STICKY:

@@ -215,6 +215,10 @@ class WorkerReply:
     refused: Text = ""
 
 
+#: The step of a call of a kernel.
+KERNEL = "a kernel"
+
+
 @dataclass(frozen=True, kw_only=True)
 class StepNote:
     """The next step of a worker; the last note is the step in which it died.

@@ -21,7 +21,14 @@ from pytest_pallas import checks
 from pytest_pallas.backends.ending import longest
 from pytest_pallas.backends.protocol import label
 from pytest_pallas.errors import CrashError, HangError, IsolationError, OutOfMemoryError, is_own
-from pytest_pallas.isolate.messages import Opening, StepNote, WorkerReply, WorkerRequest, encoded
+from pytest_pallas.isolate.messages import (
+    KERNEL,
+    Opening,
+    StepNote,
+    WorkerReply,
+    WorkerRequest,
+    encoded,
+)
 from pytest_pallas.pytest_session import PytestSession
 from pytest_pallas.workers.pool import WorkerPool
 from pytest_pallas.workers.process import JobResult, WorkerSetup
@@ -224,7 +231,7 @@ def _kind_and_summary(result: JobResult, note: StepNote | None) -> tuple[type[Pa
     limit = note.limit if note else 0.0
     hung = result.status == "timed out" or _TIMEOUT.search(result.output)
     if hung or (result.status == "crashed" and note and result.silence >= note.limit):
-        step = "the kernel" if note and note.running else "a step"
+        step = "the kernel" if note and note.step == KERNEL else "a step"
         advice = "--pallas-timeout" if step == "the kernel" else "--pallas-timeout; steps "
         advice += "" if step == "the kernel" else "outside kernels may take a multiple of it"
         return HangError, (

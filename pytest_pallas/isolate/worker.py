@@ -27,6 +27,7 @@ from pytest_pallas.backends.registry import devices_of, parse
 from pytest_pallas.backends.statuses import lost
 from pytest_pallas.compat.testing import capture_is_closed, configured, take_benchmarks, tear_down
 from pytest_pallas.isolate.messages import (
+    KERNEL,
     PROGRAMS,
     Change,
     Opening,
@@ -433,7 +434,7 @@ class Alarm:
         self.hazards += [] if jaxpr is None else hazards(jaxpr, simulated=simulated)
         running = [kernel.located_name for kernel in kernels]
         limit = limit_of(call.settings.timeout)
-        self._step(dataclasses.replace(self._note, step="a kernel", limit=limit, running=running))
+        self._step(dataclasses.replace(self._note, step=KERNEL, limit=limit, running=running))
 
     def ended(self, call: Call) -> None:
         """Begin the step after a call."""

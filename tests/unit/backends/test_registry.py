@@ -8,7 +8,8 @@ import pytest
 from pallas_sim.chips import targets_of
 from pallas_sim.errors import OptionError
 from pytest_pallas import BackendUnavailableError, backends
-from pytest_pallas.backends.protocol import label
+from pytest_pallas.backends import statuses
+from pytest_pallas.backends.protocol import Call, RunSettings, label
 from pytest_pallas.backends.registry import (
     FAMILIES,
     REPLACED,
@@ -21,7 +22,7 @@ from pytest_pallas.backends.registry import (
     select,
     with_target,
 )
-from pytest_pallas.errors import IsolationError
+from pytest_pallas.errors import DeviceLostError, IsolationError
 
 KNOWN = {family.name: family for family in FAMILIES}
 
@@ -238,6 +239,30 @@ def test_hardware_is_asked_for_its_devices_and_for_why_there_are_none():
     present = Family(name="gpu", make=lambda target: Present("gpu", None), kind="hardware")
     families = [present, fake("tpu", "no TPU"), KNOWN["interpret"]]
     assert devices_of(families) == {
-        "gpu": DeviceFacts(kinds=("H100", "H100")),
-        "tpu": DeviceFacts(problem="no TPU"),
+        "gpu": DeviceFacts(platform="tpu", kinds=("H100", "H100")),
+        "tpu": DeviceFacts(platform="tpu", problem="no TPU"),
     }
+
+
+def test_hardware_of_a_project_is_watched_and_what_it_says_is_read(monkeypatch):
+    monkeypatch.setattr(statuses, "_lost", [])
+
+    class Fails(Fake):
+        def run(self, call):
+            raise RuntimeError("INTERNAL: CUDA_ERROR_ILLEGAL_ADDRESS: an illegal address")
+
+    events = []
+
+    class Observer:
+        def traced(self, call, jaxpr, kernels):
+            events.append("begin")
+
+        def ended(self, call):
+            events.append("end")
+
+    own = Family(name="chip", make=lambda target: Fails("chip", None), kind="hardware")
+    made = owned_elsewhere(own, lambda: None).make(None)
+    assert (made.name, made.platform, made.reason) == ("chip", "tpu", None)
+    call = Call(function=abs, settings=RunSettings(observer=Observer()))
+    assert isinstance(made.run(call).error, DeviceLostError)
+    assert events == ["begin", "end"]
