@@ -33,6 +33,7 @@ from pytest_pallas.judge.references import (
 )
 from pytest_pallas.judge.roundings import SPREAD, ProductSums, Rounding, rounded
 from pytest_pallas.judge.tolerance import (
+    DRAWS,
     ROUNDING,
     Noise,
     Precision,
@@ -525,9 +526,6 @@ def _is_inexact(array: Any) -> bool:
 
 
 # The effect of rounding on the outputs of a reference, measured with random roundings.
-
-#: Number of evaluations with random roundings.
-DRAWS = 16
 
 
 def noise_of(

@@ -313,7 +313,8 @@ def rounded(jaxpr: Any, arrays: Sequence[Any], rounding: Rounding, draws: int) -
     - Both operands of a difference that is an exponent are rounded, since a kernel may scale them
       for 2^x. ``(a - b) - c`` is also ``a - (b + c)``. An exponential ``exp(a - b)`` that has been
       summed may be computed again as ``exp(a - lse)``, with the stored ``lse = b + log(sum)``: its
-      later uses have the error of rounding ``lse``, the same for all terms of the sum. What is
+      later uses have the error of rounding ``lse``, the same for all terms of the sum, and that of
+      rounding ``a``. What is
       multiplied with it, as in ``p * (dp - delta)``, has that error relative to its terms, and
       those of the matrix products in it, at each use after the first: a reference may subtract
       from it what its error cancels with, as the gradient of the largest exponent does.
@@ -373,6 +374,7 @@ class _Draw:
         self._count = 0
         self._spent: set[int] = set()  # the products that arithmetic has used
         self._normalizers: dict[int, Any] = {}  # log-sum-exps by exponential
+        self._exponents: dict[int, Any] = {}  # likewise, what rounds what they are subtracted from
 
     def apply(
         self, equation: Equation, operands: Sequence[_Value], evaluate: _Evaluate
@@ -513,14 +515,18 @@ class _Draw:
         """Return an exponential, whose exponent may be the difference of rounded numbers."""
         wide = self._rounding.wide
         subtracted = np.zeros_like(array)
+        rounded = 0.0
         if exponent.subtracted is not None:
             subtracted = exponent.subtracted
             parts = np.nan_to_num(subtracted)
-            array = self._moved(array, wide * np.abs(array + parts))
+            whole = np.abs(array + parts)
+            rounded = wide * np.where(np.isfinite(whole), whole, 0.0)
+            array = self._moved(array, rounded)
             array = self._moved_alike(array, wide * np.abs(parts))
         result = self._off(bind([self._off(array, wide)])[0], _APPROXIMATION * wide)
         self._count += 1
         factor = math.log(2) if name == "exp2" else 1.0
+        self._exponents[self._count] = factor * rounded
         return _Value(result, subtracted=factor * subtracted, exponential=self._count)
 
     def _normalize(self, operand: _Value, total: Any, axes: Sequence[int]) -> None:
@@ -550,7 +556,10 @@ class _Draw:
         if normalizer is None or not is_float(result.dtype):
             return _Value(result)
         size = np.abs(factors) if other.magnitude is None else other.magnitude
-        again = self._rounding.wide * np.abs(normalizer * arrays[position]) * size
+        again = np.hypot(
+            self._rounding.wide * normalizer, self._exponents[exponential.exponential or 0]
+        )
+        again = again * np.abs(arrays[position]) * size
         if other.error is not None:
             again = np.hypot(again, np.abs(arrays[position]) * other.error)
         self._count += 1
@@ -562,11 +571,13 @@ class _Draw:
         array = operand.array
         if operand.raw or name in EXACT or not _is_inexact(array):
             return array
-        normalizer = self._normalizers.get(operand.exponential or 0)
+        number = operand.exponential or 0
+        normalizer = self._normalizers.get(number)
         if normalizer is not None:
             wide = self._rounding.wide
             array = array * self._moved(np.ones_like(normalizer), wide * np.abs(normalizer))
             array = array.astype(operand.array.dtype)
+            array = self._moved(array, np.abs(array) * self._exponents[number])
         narrow = self._rounding.narrow
         if operand.terms is not None:
             if operand.products & self._spent:

@@ -474,6 +474,13 @@ _DEVIATIONS = 3.0
 _MOST = 2.0
 
 
+#: Number of evaluations with random roundings.
+DRAWS = 16
+
+#: Of so many elements, the deviations of single ones are taken as they are measured.
+_FEW_ELEMENTS = 2**12
+
+
 @dataclass(frozen=True)
 class Noise:
     """Errors that the reference makes if it is evaluated with random roundings.
@@ -602,4 +609,18 @@ def _deviations(draws: Array, unit: Array) -> tuple[Array, Array]:
         squares = np.square(np.abs(draws) / unit)
     squares = np.where(np.isfinite(squares), squares, 0.0)
     rest = tuple(range(1, squares.ndim))
-    return np.sqrt(np.mean(squares, axis=0)), np.sqrt(np.mean(squares, axis=rest))
+    return np.sqrt(_pooled(np.mean(squares, axis=0))), np.sqrt(np.mean(squares, axis=rest))
+
+
+def _pooled(variances: Array) -> Array:
+    """Return variances that are less off where there are many elements.
+
+    Of a few draws, the least of many variances is far too small. Beyond ``_FEW_ELEMENTS``, each has
+    a share of what the means of its row and its column say, the more the more elements there are.
+    """
+    if variances.size <= _FEW_ELEMENTS or not (mean := float(np.mean(variances))):
+        return variances
+    share = math.log2(variances.size / _FEW_ELEMENTS)
+    columns = np.mean(variances, axis=tuple(range(variances.ndim - 1)), keepdims=True)
+    of_lines = np.mean(variances, axis=-1, keepdims=True) * columns / mean
+    return (DRAWS * variances + share * of_lines) / (DRAWS + share)

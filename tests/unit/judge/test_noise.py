@@ -6,7 +6,7 @@ import pytest
 
 from pallas_sim.findings import SourceLine
 from pytest_pallas.judge.judgement import Expected, compare, compare_trees
-from pytest_pallas.judge.tolerance import Noise, Precision, Tolerance
+from pytest_pallas.judge.tolerance import Noise, Precision, Tolerance, excused, measure
 
 bf16 = np.dtype(ml_dtypes.bfloat16)
 EPS = 2.0**-23
@@ -42,6 +42,30 @@ def test_noise_excuses_an_element_of_six_deviations():
     assert 30 < result.allowed < 90
     assert not judge(one(100), noise).passed
     assert not judge(one(30, at=1), noise).passed  # nothing is uncertain there
+
+
+def test_the_deviation_of_an_element_of_many_is_not_by_chance_far_too_small():
+    """Six times the least of 2^18 deviations of sixteen draws are 1.6 deviations."""
+    drawn = EPS * 10 * np.random.default_rng(0).standard_normal((16, 2**18))
+    drawn[:, 0] = 0.0
+    errors = excused_errors(drawn.reshape(16, 512, 512))
+    assert errors[0, 1:].min() > 30
+    assert errors.mean() == pytest.approx(60, rel=0.05)
+    few = excused_errors(drawn[:, :64].reshape(16, 8, 8))
+    assert few[0, 0] == 0
+    drawn = drawn.reshape(16, 512, 512)
+    drawn[:, 7] = drawn[:, :, 3] = 0.0
+    errors = excused_errors(drawn)
+    assert not errors[7].any(), "a row without noise has none"
+    assert not errors[:, 3].any(), "nor has a column"
+
+
+def excused_errors(drawn):
+    """What noise excuses in an output of ones."""
+    ones = np.ones(drawn.shape[1:])
+    measured = measure(ones, ones, ones, np.dtype(np.float32))
+    noise = Noise(wide=drawn, narrow=np.zeros_like(drawn))
+    return excused(noise, measured, Tolerance(), np.float32, 0.0).elements
 
 
 def test_noise_excuses_many_errors_as_large_as_itself_and_no_larger():

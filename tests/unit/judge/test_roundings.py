@@ -191,6 +191,18 @@ def test_an_exponential_may_be_computed_again_from_a_stored_log_sum_exp(softmax)
     assert (found[1:] < 2.5 * stored[1:]).all(), found
 
 
+def test_an_exponent_that_is_computed_again_is_rounded_again():
+    """The largest cancels with itself; in ``exp(x - lse)`` it does not, and has its own error."""
+    x = np.array([[300.0, 100.0, 300.0]])
+
+    def twice(a):
+        e = jnp.exp(a - a.max(1, keepdims=True))
+        return e / e.sum(1, keepdims=True)
+
+    found = deviation(lambda a: twice(a)[:, 0] - twice(a)[:, 2], x, wide=1e-6)
+    assert found > 0.8 * 0.5 * np.sqrt(2) * 300e-6
+
+
 def test_the_error_of_a_stored_log_sum_exp_is_that_of_its_row():
     """A row of a softmax that was summed up is off by it, however many terms it has."""
     x = np.full((1, 400), 50.0)
