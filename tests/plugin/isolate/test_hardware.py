@@ -279,3 +279,60 @@ def test_an_accelerator_that_was_opened_early_stays_in_this_process(project, dev
     result.assert_outcomes(passed=1)
     assert len(opened(device)) == 1
     result.stdout.fnmatch_lines(["pallas: tests on hardware run in this process, *"])
+
+
+def test_a_backend_of_a_project_may_be_plain(project):
+    """It tells no observer, raises what its device says, and opens that when it is made."""
+    project.write(
+        conftest="""
+        import fcntl
+        import time
+        from dataclasses import dataclass
+
+        import jax
+
+        from pytest_pallas import Family
+        from pytest_pallas.backends.interpreters import interpret
+
+        OPENED = []
+
+        @dataclass(frozen=True)
+        class Chip:
+            name: str = "chip"
+            kind: str = "hardware"
+            platform: str = "gpu"
+            target: object = None
+
+            def available(self):
+                return None
+
+            def run(self, call):
+                function = getattr(call.function, "func", call.function)
+                if function.__name__ == "hangs":
+                    time.sleep(1000)
+                if function.__name__ == "fails":
+                    raise jax.errors.JaxRuntimeError("INTERNAL: CUDA_ERROR_ILLEGAL_ADDRESS: x")
+                return interpret().run(call)
+
+        def make(target):
+            if not OPENED:
+                OPENED.append(open("chip", "w"))
+                fcntl.flock(OPENED[0], fcntl.LOCK_EX | fcntl.LOCK_NB)  # again is an error
+            return Chip()
+
+        def pytest_pallas_backends(config):
+            return [Family(name="chip", make=make, kind="hardware")]
+        """,
+        named=KERNELS,
+    )
+    project.specs(
+        *(
+            f'name="{name}", kernel=__import__("named").{name}, backends=("chip",)'
+            for name in ("hangs", "fails", "add")
+        )
+    )
+    result = run(project, "--pallas-suite=specs", "--pallas-timeout=4", backend="chip")
+    result.assert_outcomes(failed=2, passed=1)
+    errors = {kernel: record["error_type"] for (kernel, _), record in records(project).items()}
+    assert errors == {"hangs": "HangError", "fails": "DeviceLostError", "add": ""}
+    assert "the kernel did not end" in records(project)["hangs", "forward"]["message"]
