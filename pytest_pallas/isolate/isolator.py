@@ -142,7 +142,7 @@ class Isolator:
         """Return the devices of a hardware backend, from the worker.
 
         Raises:
-          DeviceError: the worker died when it opened them, or could not start.
+          DeviceError: the worker died when it opened them, or a usage error stops its session.
         """
         return self._known_devices.get(name) or DeviceFacts(problem="there is no such device")
 
@@ -154,7 +154,10 @@ class Isolator:
         if result.status != "done":
             self._retired += 1
             raise DeviceError(str(error_of(result, "opening the devices")))
-        return decoded(WorkerReply, result.value).devices
+        reply = decoded(WorkerReply, result.value)
+        if reply.refused:
+            raise DeviceError(reply.refused)
+        return reply.devices
 
     def run(self, item: Any, inside: Callable[[], None]) -> None:
         """Run the item of a spec in a worker, or here.

@@ -196,7 +196,7 @@ class WorkerReply:
       benchmarks: what pytest-benchmark has measured (``compat.testing.take_benchmarks``).
       devices: the devices of the worker, by the name of their backend.
       lost: whether a device failed, so that the worker can launch nothing more.
-      refused: why the worker cannot run the test: it has not the devices.
+      refused: why the worker cannot run the test: it has not the devices, or a usage error.
     """
 
     reports: Sequence[Mapping[str, Annotated[Any, AsWritten()]]] = ()

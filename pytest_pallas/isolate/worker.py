@@ -63,7 +63,13 @@ def serve(payload: bytes, say: Callable[[bytes], None]) -> bytes:
       The encoded reply.
     """
     request = decoded(WorkerRequest, payload)
-    return encoded(host_for(request.opening, say).run(request))
+    try:
+        host = host_for(request.opening, say)
+    except pytest.UsageError as error:
+        if request.nodeid or request.devices is None:
+            raise
+        return encoded(WorkerReply(refused=str(error)))  # the process that asks says so
+    return encoded(host.run(request))
 
 
 @functools.cache

@@ -336,3 +336,12 @@ def test_a_backend_of_a_project_may_be_plain(project):
     errors = {kernel: record["error_type"] for (kernel, _), record in records(project).items()}
     assert errors == {"hangs": "HangError", "fails": "DeviceLostError", "add": ""}
     assert "the kernel did not end" in records(project)["hangs", "forward"]["message"]
+
+
+def test_a_usage_error_is_told_once(project, device):
+    specs(project, "add")
+    result = run(project, "--pallas-suite=specs", "--pallas-golden=replay")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    lines = [line for line in result.errlines if line]
+    assert len(lines) == 1
+    assert lines[0].startswith("ERROR: --pallas-golden=replay: there is no folder ")
