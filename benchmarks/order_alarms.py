@@ -144,6 +144,7 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=1, help="seed of the first round")
     asked = parser.parse_args(words)
     from pytest_pallas.backends.devices import make_mesh
+    from pytest_pallas.draw.meshes import sizes_of
 
     rows: dict[str, Row] = {}
     told: list[str] = []
@@ -156,7 +157,8 @@ def main(words: Sequence[str] | None = None) -> int:
 
     while specs and not done():
         for spec in specs:
-            for axes in spec.meshes or (None,):
+            meshes = [sizes for axes in spec.mesh_axes for sizes in sizes_of(axes)]
+            for axes in meshes or (None,):
                 if done():
                     break
                 row, begun = rows.setdefault(spec.name, Row()), time.monotonic()

@@ -1,13 +1,18 @@
 """What a compiler refuses and the simulator of its chip takes, by cause.
 
-    uv run python benchmarks/refusals.py [--target CHIP] [--programs N] [--seed N] [--examples]
+    uv run python benchmarks/refusals.py [--target CHIP] [--programs N] [--seed N]
+        [--source operations|kernels] [--results FILE] [--examples]
 
-Half of the programs are calls of the reference kernels with one change: another dtype, another
-size of a dim, or another tuning parameter. The other half are kernels of one operation, of many
-dtypes and shapes. Each is simulated, and compiled for the chip, which need not be there. What only
-the simulator takes is counted by what the compiler says, without names and numbers, and so is what
-only the compiler takes: that is an error of the simulator. With ``--examples`` each cause is
-followed by the programs. The same seed makes the same programs.
+The programs of ``operations`` are kernels of one operation, of many dtypes and shapes. Those of
+``kernels`` are calls of the reference kernels with one change: of a dtype, of a size of a dim, of
+a tuning parameter, or of a launch, that is the shape, dtype or memory space of a block, scratch
+memory or output, or a compiler parameter. Each is simulated, and compiled for the chip, which need
+not be there. What only the simulator takes is counted by what the compiler says, without names and
+numbers, and so is what only the compiler takes: that is an error of the simulator. With
+``--examples`` each cause is followed by the programs.
+
+Program number n of a seed is always the same. ``--results`` keeps each verdict in a file as soon as
+it is there, and does not repeat those that it has.
 
 docs/simulator.md has what this printed.
 """
@@ -15,15 +20,21 @@ docs/simulator.md has what this printed.
 from __future__ import annotations
 
 import argparse
+import dataclasses
+import functools
+import json
 import os
 import random
 import re
 import sys
+import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 os.environ["JAX_PLATFORMS"] = "cpu"
 
@@ -33,6 +44,7 @@ import numpy as np
 from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
+from jax.experimental.pallas import tpu as pltpu
 
 from pallas_sim.chips import TARGETS
 from pytest_pallas import suite
@@ -46,8 +58,11 @@ from pytest_pallas.spec import KernelSpec
 #: The most elements of an array, so that a program takes a second.
 MOST = 1 << 18
 
+#: Seconds for each program, on each side.
+TIMEOUT = 30.0
+
 FLOATS = ("float32", "bfloat16", "float16", "float8_e4m3fn", "float8_e5m2")
-INTEGERS = ("int32", "uint32", "int16", "int8", "uint8", "int4")
+INTEGERS = ("int32", "uint32", "int16", "int8", "uint8", "int4", "uint4")
 DTYPES = (*FLOATS, *INTEGERS, "bool")
 
 
@@ -67,31 +82,42 @@ class Program:
 # Programs made from the reference kernels.
 
 
-def from_kernels(platform: str, random_: random.Random) -> Iterator[Program]:
-    """Yield calls of reference kernels with one change each, without end."""
-    specs = [
-        spec
-        for spec in suite("reference_kernels").specs()
-        if isinstance(spec, KernelSpec) and spec.claims(f"{platform}-sim") and not spec.meshes
-    ]
+def from_kernels(platform: str, random_: random.Random) -> Program:
+    """Return a call of a reference kernel with one change."""
+    specs = _specs(platform)
     while True:
         spec = random_.choice(specs)
         drawn = random_.choice(draw_several(spec.inputs, 6))
         leaves, tree = jax.tree.flatten(drawn.args)
-        change = random_.choice([_another_dtype, _another_size, _another_size, _another_tuning])
-        changed = change(leaves, dict(drawn.tuning), random_)
-        if changed is None:
+        function = spec.kernel_for(platform)
+        change: Any = random_.choice(
+            [_another_dtype, _another_size, _another_tuning, _another_launch, _another_launch]
+        )
+        if change is _another_launch:
+            function = partial(_another_launch, function, random_.random())
+            leaves, tuning, text = leaves, dict(drawn.tuning), "launch"
+        elif (changed := change(leaves, dict(drawn.tuning), random_)) is not None:
+            leaves, tuning, text = changed
+        else:
             continue
-        leaves, tuning, text = changed
         if any(np.size(leaf) > MOST for leaf in leaves):
             continue
         call = Call(
-            function=spec.kernel_for(platform),
+            function=function,
             args=jax.tree.unflatten(tree, leaves),
             options={**drawn.options, **tuning},
-            settings=RunSettings(timeout=30),
+            settings=RunSettings(timeout=TIMEOUT),
         )
-        yield Program(f"{spec.name}: {text}", call)
+        return Program(f"{spec.name}: {text}", call)
+
+
+@functools.cache
+def _specs(platform: str) -> list[KernelSpec]:
+    return [
+        spec
+        for spec in suite("reference_kernels").specs()
+        if isinstance(spec, KernelSpec) and spec.claims(f"{platform}-sim") and not spec.meshes
+    ]
 
 
 _Changed = tuple[list[Any], dict[str, Any], str] | None
@@ -104,12 +130,19 @@ def _another_dtype(
     if not names:
         return None
     old = random_.choice(names)
-    new = random_.choice([name for name in (FLOATS if old in FLOATS else INTEGERS) if name != old])
+    new = _other(old, random_)
     cast = [
         leaf.astype(jnp.dtype(new)) if getattr(leaf, "dtype", None) == old else leaf
         for leaf in leaves
     ]
     return cast, tuning, f"{new} for {old}"
+
+
+def _other(dtype: str, random_: random.Random) -> str:
+    """Return another dtype, mostly of the same kind."""
+    same = FLOATS if dtype in FLOATS else INTEGERS
+    among = same if random_.random() < 0.8 else DTYPES
+    return random_.choice([name for name in among if name != dtype])
 
 
 def _another_size(
@@ -119,7 +152,7 @@ def _another_size(
     if not sizes:
         return None
     old = random_.choice(sizes)
-    new = random_.choice([1, 3, 8, 24, 64, 100, 128, 200, old + 1, 2 * old, max(1, old - 1)])
+    new = _other_size(old, random_)
     shapes = [tuple(new if n == old else n for n in np.shape(leaf)) for leaf in leaves]
     if max((int(np.prod(shape)) for shape in shapes), default=0) > MOST:
         return None
@@ -128,6 +161,10 @@ def _another_size(
         for leaf, shape in zip(leaves, shapes, strict=True)
     ]
     return resized, tuning, f"{new} for {old}"
+
+
+def _other_size(old: int, random_: random.Random) -> int:
+    return random_.choice([1, 3, 8, 24, 64, 100, 128, 200, old + 1, 2 * old, max(1, old - 1)])
 
 
 def _another_tuning(
@@ -140,6 +177,112 @@ def _another_tuning(
     old = tuning[name]
     new = random_.choice([1, 4, 8, 16, 32, 64, 96, 128, 256, old + 8, 2 * old, max(1, old // 2)])
     return list(leaves), {**tuning, name: new}, f"{name}={new} for {old}"
+
+
+# Changes of a launch, which the wrapper of a kernel makes.
+
+
+def _another_launch(function: Any, seed: float, *args: Any, **options: Any) -> Any:
+    """Call a kernel, and change a part of the launches that it makes, the same one every time."""
+
+    def changing(launch: Any) -> Any:
+        def changed(*args: Any, **options: Any) -> Any:
+            leaves, tree = jax.tree.flatten((args, options), is_leaf=_is_part)
+            parts = [number for number, leaf in enumerate(leaves) if _is_part(leaf)]
+            random_ = random.Random(seed)
+            random_.shuffle(parts)
+            for number in parts:
+                other = _another_part(leaves[number], random_)
+                if other is not None:
+                    CHANGES[seed] = f"{other} for {leaves[number]}"
+                    leaves[number] = other
+                    break
+            args, options = jax.tree.unflatten(tree, leaves)
+            return launch(*args, **options)
+
+        return changed
+
+    jax.clear_caches()  # a kernel under jit may have been traced before
+    with (
+        patch.object(pl, "pallas_call", changing(pl.pallas_call)),
+        patch.object(pl, "kernel", changing(pl.kernel)),
+        patch.object(plgpu, "kernel", changing(plgpu.kernel)),
+    ):
+        return function(*args, **options)
+
+
+#: The last change of a launch, by its seed.
+CHANGES: dict[float, str] = {}
+
+_PARAMS = (pltpu.CompilerParams, plgpu.CompilerParams)
+_MEMORY = (type(pltpu.VMEM((1,), jnp.int32)), type(plgpu.SMEM((1,), jnp.int32)))
+_PARTS = (pl.BlockSpec, jax.ShapeDtypeStruct, *_MEMORY, *_PARAMS)
+
+
+def _is_part(value: Any) -> bool:
+    return isinstance(value, _PARTS)
+
+
+def _another_part(part: Any, random_: random.Random) -> Any:
+    """Return a part of a launch with one change; None for one that has nothing to change."""
+    if isinstance(part, pltpu.CompilerParams):
+        return _other_parameters(part, random_)
+    if isinstance(part, plgpu.CompilerParams):
+        lanes = plgpu.LoweringSemantics
+        semantics = random_.choice([kind for kind in lanes if kind != part.lowering_semantics])
+        return dataclasses.replace(part, lowering_semantics=semantics)
+    if isinstance(part, pl.BlockSpec):
+        return _other_block(part, random_)
+    if isinstance(part, jax.ShapeDtypeStruct):
+        shape, dtype = _other_array(part.shape, part.dtype, random_)
+        return jax.ShapeDtypeStruct(shape, dtype)
+    aval = part.inner_aval
+    if "float" not in str(aval.dtype) and "int" not in str(aval.dtype):
+        return None  # a semaphore or barrier
+    if random_.random() < 0.3 and isinstance(part, _MEMORY[0]):
+        spaces = [space for space in (pltpu.VMEM, pltpu.SMEM) if space != part.memory_space]
+        return random_.choice(spaces)(aval.shape, aval.dtype)
+    shape, dtype = _other_array(aval.shape, aval.dtype, random_)
+    if isinstance(part, _MEMORY[0]):
+        return part.memory_space(shape, dtype)
+    return dataclasses.replace(part, inner_aval=part.inner_aval.update(shape=shape, dtype=dtype))
+
+
+def _other_array(shape: Any, dtype: Any, random_: random.Random) -> tuple[tuple[int, ...], Any]:
+    name = jnp.dtype(dtype).name
+    if not shape or random_.random() < 0.5:
+        return tuple(shape), jnp.dtype(_other(name, random_) if name in DTYPES else "float32")
+    at = random_.randrange(len(shape))
+    size = _other_size(shape[at], random_)
+    return (*shape[:at], size, *shape[at + 1 :]), jnp.dtype(dtype)
+
+
+def _other_block(spec: Any, random_: random.Random) -> Any:
+    change = random_.choice(["size", "size", "space", "buffers"])
+    sizes = [at for at, size in enumerate(spec.block_shape or ()) if type(size) is int]
+    if change == "size" and sizes:
+        at = random_.choice(sizes)
+        shape = list(spec.block_shape)
+        shape[at] = _other_size(shape[at], random_)
+        return _replaced(spec, block_shape=tuple(shape))
+    if isinstance(spec, plgpu.BlockSpec):
+        return None
+    if change == "buffers" and spec.block_shape is not None:
+        return _replaced(spec, pipeline_mode=pl.Buffered(random_.choice([1, 2, 3])))
+    return _replaced(spec, memory_space=random_.choice([pltpu.VMEM, pltpu.SMEM, pl.ANY]))
+
+
+def _replaced(spec: Any, **changes: Any) -> Any:
+    names = ("block_shape", "index_map", "pipeline_mode", "memory_space")
+    return pl.BlockSpec(**({name: getattr(spec, name) for name in names} | changes))
+
+
+def _other_parameters(params: Any, random_: random.Random) -> Any:
+    kinds = params.dimension_semantics
+    if kinds is None or random_.random() < 0.3:
+        return dataclasses.replace(params, vmem_limit_bytes=random_.choice([1 << 16, 1 << 22]))
+    at, kind = random_.randrange(len(kinds)), random_.choice(["parallel", "arbitrary"])
+    return dataclasses.replace(params, dimension_semantics=(*kinds[:at], kind, *kinds[at + 1 :]))
 
 
 # Kernels of one operation.
@@ -232,8 +375,8 @@ def _sums(x: Any) -> Any:
     return jnp.float32 if jnp.issubdtype(x.dtype, jnp.floating) else jnp.int32
 
 
-def from_operations(platform: str, random_: random.Random) -> Iterator[Program]:
-    """Yield kernels of one operation each, without end."""
+def from_operations(platform: str, random_: random.Random) -> Program:
+    """Return a kernel of one operation."""
     of_refs = {name: partial(_loaded, operation) for name, operation in OPERATIONS.items()}
     makers = list({**of_refs, **INDICES}.items())
     while True:
@@ -245,8 +388,8 @@ def from_operations(platform: str, random_: random.Random) -> Iterator[Program]:
         except Exception:  # JAX may raise anything for what does not fit together
             continue
         call = partial(_kernel_of, operation, out, platform)
-        settings = RunSettings(timeout=30)
-        yield Program(
+        settings = RunSettings(timeout=TIMEOUT)
+        return Program(
             f"{name} of {dtype}{list(shape)}", Call(function=call, args=(x,), settings=settings)
         )
 
@@ -304,76 +447,135 @@ def cause(message: str) -> str:
 
 
 @dataclass(frozen=True)
-class Verdicts:
-    """What simulator and compiler said of the programs.
+class Verdict:
+    """What compiler and simulator say of a program.
 
     Attributes:
-      both: how many both take.
-      neither: how many both refuse.
-      only_simulated: programs that only the simulator takes, by the compiler's cause.
-      only_compiled: programs that only the compiler takes, by the simulator's.
+      source: of the program, a key of ``SOURCES``.
+      number: of the program.
+      name: of the program.
+      compiler: ``"compiled"``, ``"refused"``, ``"crashed"``, ``"timed out"``, ``"out of memory"``;
+        ``"rejected"`` for one that fails while it is traced.
+      reason: what the compiler says.
+      simulator: ``"ran"``, or the name of the error.
+      error: what the simulator says.
+      seconds: that both took.
     """
 
-    both: int
-    neither: int
-    only_simulated: dict[str, list[str]]
-    only_compiled: dict[str, list[str]]
+    source: str
+    number: int
+    name: str
+    compiler: str
+    reason: str = ""
+    simulator: str = ""
+    error: str = ""
+    seconds: float = 0.0
+
+    @property
+    def counts(self) -> bool:
+        """Whether the compiler got to see the program, and survived it."""
+        return self.compiler in ("compiled", "refused")
 
 
-def compare(
-    programs: Iterator[Program], count: int, simulator: Backend, compiler: Backend
-) -> Verdicts:
-    """Run and compile some programs."""
-    both = neither = done = 0
-    only_simulated: dict[str, list[str]] = defaultdict(list)
-    only_compiled: dict[str, list[str]] = defaultdict(list)
-    while done < count:
-        program = next(programs)
-        compiled = compiler.run(program.call)
-        report = compiled.report
-        if report is None or report.status not in ("compiled", "refused"):
-            continue  # the kernel itself rejects such arguments, or the compiler died
-        done += 1
-        simulated = simulator.run(program.call)
-        taken = report.status == "compiled"
-        if simulated.error is None:
-            both += taken
-            if not taken:
-                only_simulated[cause(report.message)].append(program.name)
-        else:
-            neither += not taken
-            if taken:
-                only_compiled[cause(str(simulated.error))].append(program.name)
-    return Verdicts(both, neither, only_simulated, only_compiled)
+SOURCES: dict[str, Callable[[str, random.Random], Program]] = {
+    "operations": from_operations,
+    "kernels": from_kernels,
+}
 
 
-def _print(title: str, causes: dict[str, list[str]], *, examples: bool) -> None:
-    print(f"\n{title}: {sum(map(len, causes.values()))}")
-    for text, names in sorted(causes.items(), key=lambda item: -len(item[1])):
-        print(f"{len(names):5}  {text}")
-        for name in names if examples else ():
-            print(f"         {name}")
+def program(source: str, number: int, seed: int, platform: str) -> Program:
+    """Return a program by its number."""
+    return SOURCES[source](platform, random.Random(f"{seed} {source} {number}"))
+
+
+def judge(source: str, number: int, seed: int, simulator: Backend, compiler: Backend) -> Verdict:
+    """Compile and run a program."""
+    started = time.perf_counter()
+    made = program(source, number, seed, compiler.platform)
+    compiled = compiler.run(made.call)
+    report, name = compiled.report, made.name
+    if isinstance(made.call.function, partial) and made.call.function.func is _another_launch:
+        name = f"{name} {CHANGES.get(made.call.function.args[1], '')}"
+    if report is None:
+        return Verdict(source, number, name, "rejected", _head(compiled.error))
+    reason = report.message if report.status != "compiled" else ""
+    error = simulator.run(made.call).error
+    seconds = round(time.perf_counter() - started, 2)
+    ended = "ran" if error is None else type(error).__name__
+    return Verdict(source, number, name, report.status, reason, ended, _head(error), seconds)
+
+
+def _head(error: Exception | None) -> str:
+    return "" if error is None else "\n".join(str(error).splitlines()[:6])
+
+
+def _load(file: Path | None) -> list[Verdict]:
+    if file is None or not file.exists():
+        return []
+    return [Verdict(**json.loads(line)) for line in file.read_text(encoding="utf-8").splitlines()]
+
+
+def _print(verdicts: Sequence[Verdict], *, examples: bool) -> None:
+    """Print how many programs are taken by both, by neither, and by one, with the causes."""
+    both = [v for v in verdicts if v.counts]
+    same = {
+        status: sum(v.compiler == status and (v.simulator == "ran") == taken for v in both)
+        for status, taken in (("compiled", True), ("refused", False))
+    }
+    print(f"{same['compiled']} taken by both, {same['refused']} refused by both")
+    tables = {
+        "only the simulator takes": [
+            (v.reason, v) for v in both if v.compiler == "refused" and v.simulator == "ran"
+        ],
+        "only the compiler takes": [
+            (f"{v.simulator}: {v.error}", v)
+            for v in both
+            if v.compiler == "compiled" and v.simulator != "ran"
+        ],
+        "the compiler ended": [
+            (f"{v.compiler}: {v.reason}", v)
+            for v in verdicts
+            if not v.counts and v.compiler != "rejected"
+        ],
+    }
+    for title, rows in tables.items():
+        causes: dict[str, list[str]] = defaultdict(list)
+        for text, verdict in rows:
+            causes[cause(text)].append(f"{verdict.number} {verdict.name}")
+        print(f"\n{title}: {len(rows)}")
+        for text, names in sorted(causes.items(), key=lambda item: -len(item[1])):
+            print(f"{len(names):5}  {text}")
+            for name in names if examples else ():
+                print(f"         {name}")
 
 
 def main() -> None:
     """Print the tables of a chip."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--target", default="v6e")
-    parser.add_argument("--programs", type=int, default=500)
+    parser.add_argument("--programs", type=int, default=500, help="of each source")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--source", choices=[*SOURCES], action="append")
+    parser.add_argument("--results", type=Path)
     parser.add_argument("--examples", action="store_true")
     settings = parser.parse_args()
     platform = TARGETS[settings.target].platform
-    session = Session(options=Options(cost="skip", timeout=30.0))
+    session = Session(options=Options(cost="skip", timeout=TIMEOUT))
     names = tuple(f"{platform}-{kind}:{settings.target}" for kind in ("sim", "compile"))
     simulator, compiler = select(names, session.families).backends
-    for source in (from_operations, from_kernels):
-        programs = source(platform, random.Random(settings.seed))
-        verdicts = compare(programs, settings.programs // 2, simulator, compiler)
-        print(f"\n== {source.__name__}, {settings.target}: {verdicts.both} taken by both, ", end="")
-        print(f"{verdicts.neither} refused by both")
-        _print("only the simulator takes", verdicts.only_simulated, examples=settings.examples)
-        _print("only the compiler takes", verdicts.only_compiled, examples=settings.examples)
+    kept = _load(settings.results)
+    for source in settings.source or SOURCES:
+        verdicts = [verdict for verdict in kept if verdict.source == source]
+        number = max((verdict.number for verdict in verdicts), default=-1)
+        while sum(verdict.counts for verdict in verdicts) < settings.programs:
+            number += 1
+            verdict = judge(source, number, settings.seed, simulator, compiler)
+            verdicts.append(verdict)
+            if settings.results is not None:
+                with settings.results.open("a", encoding="utf-8") as file:
+                    file.write(json.dumps(dataclasses.asdict(verdict)) + "\n")
+        print(f"\n== {source}, {settings.target}: ", end="")
+        _print(verdicts, examples=settings.examples)
         sys.stdout.flush()
 
 

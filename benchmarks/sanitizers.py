@@ -56,11 +56,12 @@ def measured(spec: Any) -> dict[str, float]:
     from pytest_pallas.checks import declared_sanitizers
     from pytest_pallas.checks.context import CheckContext, call
     from pytest_pallas.checks.schedule import Runs
+    from pytest_pallas.draw.meshes import sizes_of
 
     kernel, reference, inputs = spec.kernel_for("tpu"), spec.reference, spec.inputs
     devices = 1
     if spec.meshes:
-        mesh = make_mesh(spec.meshes[-1], "cpu")
+        mesh = make_mesh(sizes_of(spec.mesh_axes[-1])[0], "cpu")
         kernel, reference = (functools.partial(each, mesh=mesh) for each in (kernel, reference))
         inputs, devices = inputs(mesh), mesh.size
     context = CheckContext(

@@ -15,6 +15,7 @@ from pallas_sim.errors import SimulationLimitError as SimulationLimitError
 from pallas_sim.findings import Finding as Finding
 from pallas_sim.machine import Limits as Limits
 from pallas_sim.machine import Machine as Machine
+from pallas_sim.platforms import set_platforms as set_platforms
 from pallas_sim.recorders import LoadRecorder as LoadRecorder
 from pallas_sim.recorders import MagnitudeRecorder as MagnitudeRecorder
 from pallas_sim.recorders import uninitialized_load as uninitialized_load

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from importlib.metadata import entry_points
-from typing import Any, Self
+from typing import Any, NoReturn, Self
 
 from pallas_sim.findings import Finding, Text, text_of
 
@@ -170,6 +170,17 @@ class SimulationError(KernelError):
         )
         if where:
             self.args = (f"{self.args[0]}, {where}",)
+
+
+def refuse(message: str, line: str) -> NoReturn:
+    """Reject a kernel.
+
+    Raises:
+      SimulationError: with the message and the line.
+    """
+    refusal = SimulationError(message)
+    refusal.at(line, "")
+    raise refusal
 
 
 class SimulationLimitError(SimulationError):

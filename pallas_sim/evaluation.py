@@ -25,6 +25,7 @@ from pallas_sim.compat.jaxprs import (
     open_jaxpr,
     sub_jaxprs,
 )
+from pallas_sim.compat.source import note_callers
 from pallas_sim.dtypes import same_bits
 from pallas_sim.eager import bind
 from pallas_sim.edges import UndefinedLoadError, report
@@ -174,6 +175,7 @@ def _prepared(jaxpr: Any, consts: Sequence[Any] | None, around: str = "") -> Pro
     used.update(atom for atom in jaxpr.outvars if not is_literal(atom))
     for eqn in jaxpr.eqns:
         ins = tuple(map(read, eqn.invars))
+        note_callers(eqn)
         program = _inlined(eqn)
         if program is not None:
             places = _append(program, ins, _equation(eqn, around), slots, steps)

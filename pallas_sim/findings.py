@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import linecache
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
@@ -46,8 +47,37 @@ class SourceLine(NamedTuple):
         return linecache.getline(self.file, self.line).strip()
 
 
+#: A line of code without a file; see ``generated_line``.
+_GENERATED = re.compile(r"(?P<caller>.+:\d+) \(in [^ ]+(, line \d+|, (?P<own>.+:\d+))\)")
+
+
+def generated_line(caller: SourceLine | None, own: SourceLine, function: str) -> str:
+    """Return how code that ``exec`` made is named: ``FILE:LINE (in FUNCTION, line 3)``.
+
+    A name such as ``<string>`` is left out, unless ``linecache`` knows the lines of that name, as
+    those of a cell of a notebook: then it follows the function, and ``read`` returns it.
+
+    Args:
+      caller: the nearest line in a file that called it; None if there is none.
+      own: where it is, by the name that it was compiled with.
+      function: the name of its function.
+    """
+    # From Python 3.13 on, ``linecache`` has lines of this name: those of ``python -c``.
+    named = own.file != "<string>" and (own.file[0] != "<" or bool(own.text))
+    if caller is None:
+        return str(own) if named else f"line {own.line} of {function}, which has no file"
+    return f"{caller} (in {function}, {own if named else f'line {own.line}'})"
+
+
 def read(text: str) -> SourceLine | None:
-    """Return the line that ``file:line`` names; None of any other text."""
+    """Return the line that ``file:line`` names; None of any other text.
+
+    Of code that ``exec`` made, it is the line of that if it can be read, else that of its caller.
+    """
+    generated = _GENERATED.fullmatch(text)
+    if generated is not None:
+        own = read(generated["own"] or "")
+        return own if own is not None and own.text else read(generated["caller"])
     file, _, line = text.rpartition(":")
     number = line.isdecimal() and len(line) < 10
     return SourceLine(file, int(line)) if file and number else None

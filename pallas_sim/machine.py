@@ -85,6 +85,7 @@ class Machine:
       fill: what uninitialized memory holds; None for NaN and extreme integers.
       findings: what was found so far.
       notes: behavior of the chip that the run used and no document describes.
+      idle: the grids of kernels that had no programs, by name and source line of the kernel.
       steps: equations evaluated so far.
       fallbacks: how often JAX evaluated a primitive that has no rule, by name.
       arithmetic: ``"chip"`` or ``"float32"``, how products are added; "" for the chip's default.
@@ -120,6 +121,7 @@ class Machine:
     fill: Filler | None = None
     findings: list[Finding] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    idle: dict[tuple[str, str], tuple[int, ...]] = field(default_factory=dict)
     steps: int = 0
     fallbacks: Counter[str] = field(default_factory=Counter)
     arithmetic: str = ""

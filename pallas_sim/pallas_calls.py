@@ -260,20 +260,26 @@ class KernelArguments:
     inputs: list[Array]
 
 
-def arguments_of(kernel: PreparedKernel, operands: Sequence[Any]) -> KernelArguments:
+def arguments_of(
+    kernel: PreparedKernel, machine: Machine, operands: Sequence[Any]
+) -> KernelArguments:
     """Return the operands of a ``pallas_call``, by what they are.
 
     Args:
       kernel: the kernel.
+      machine: the run, which notes a grid without programs.
       operands: captured references, sizes of dynamic dimensions, prefetched scalars, inputs.
     """
     facts = kernel.facts
     captured, operands = operands[: kernel.captured], operands[kernel.captured :]
     sizes = iter(np.asarray(operands[position]).item() for position in facts.sizes)
     first = len(facts.sizes) + len(facts.scalars)
+    grid = tuple(next(sizes) if size is None else size for size in facts.grid)
+    if 0 in grid and any(0 not in output.shape for output in facts.outputs):
+        machine.idle[kernel.name, kernel.line] = grid
     return KernelArguments(
         captured=captured,
-        grid=tuple(next(sizes) if size is None else size for size in facts.grid),
+        grid=grid,
         scalars=[np.asarray(operands[position]) for position in facts.scalars],
         inputs=[np.asarray(array) for array in operands[first:]],
     )

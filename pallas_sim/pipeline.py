@@ -53,7 +53,7 @@ def execute(kernel: PreparedKernel, thread: Thread, operands: Sequence[Any]) -> 
       SimulationError: the body cannot be evaluated.
     """
     facts, machine = kernel.facts, thread.machine
-    arguments = arguments_of(kernel, operands)
+    arguments = arguments_of(kernel, machine, operands)
     inputs = _inputs(kernel, thread, arguments.inputs)
     outputs = _outputs(kernel, machine, inputs)
     note_unused(machine, kernel.equation, outputs, kernel.only_written)

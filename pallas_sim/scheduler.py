@@ -9,10 +9,9 @@ running one. It draws from the generator of the machine, so equal seeds give equ
 from __future__ import annotations
 
 import functools
-import gc
 from collections import deque
-from collections.abc import Callable, Generator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,6 +20,7 @@ from greenlet import GreenletExit, getcurrent, greenlet
 
 from pallas_sim.errors import DeadlockError
 from pallas_sim.findings import Wait
+from pallas_sim.tracing import collecting_later
 
 #: With a seed, the share of calls of ``pause`` that preempt the running task. If all did, a core
 #: would hardly ever be far ahead of another; if few did, seeds would give similar orders.
@@ -206,22 +206,6 @@ class Scheduler:
         for task in tasks:
             if task.green and not task.green.dead:
                 task.green.throw(GreenletExit)
-
-
-@contextmanager
-def collecting_later() -> Generator[None]:
-    """Disable garbage collection in this context.
-
-    A run of many devices keeps all that it records, and each collection would traverse all of it:
-    that was half of the time of a ring of 256 devices.
-    """
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
 
 
 def one_thread() -> AbstractContextManager[Any]:

@@ -42,6 +42,7 @@ from pallas_sim.liveness import uses_of_kernels
 from pallas_sim.machine import Limits, Machine, Thread
 from pallas_sim.memory import Ref, from_jax, to_output
 from pallas_sim.order.disorder import report_disorder
+from pallas_sim.platforms import set_platforms
 from pallas_sim.registry import Equation
 from pallas_sim.scheduler import one_thread
 from pallas_sim.timeline import Timeline, check_path, timeline_text
@@ -351,6 +352,7 @@ def simulate(
       SimulationError: the call cannot be simulated; the message names the kernel's line.
       Exception: what the function itself raises while it is traced.
     """
+    set_platforms()
     call = _Call.of(fn, args, options)
     named = bool(target)
     target = target if machine is None else machine.target

@@ -8,7 +8,7 @@ machine imports them from here, and follows JAX's changes by upgrading this pack
 - the kernels among them: ``KERNEL_PRIMITIVES``, ``kernel_name``, ``written_for``, ``platform_of``;
 - the grid and the blocks of a ``pallas_call``: ``grid_facts``, a ``GridFacts`` of ``BlockFacts``;
 - what a kernel does with memory: ``space_of``, ``written_inputs``, ``is_indexer``;
-- the user's lines: ``source_line``, ``place_of_call``, a ``Spot``;
+- the user's lines: ``source_line``, ``note_callers``, ``place_of_call``, a ``Spot``;
 - other programs of a trace: ``without_dead_code``, ``discharged``;
 - tracing itself, for compilers: ``interpret_ignored``, ``exact_exports``, ``limit_traces``.
 """
@@ -51,6 +51,7 @@ from pallas_sim.compat.source import (
     is_call_stack,
     is_machinery,
     is_of_jax,
+    note_callers,
     own_lines,
     place_of_call,
     places_in_kernel,
@@ -82,6 +83,7 @@ __all__ = [
     "kernel_name",
     "limit_traces",
     "names_a_device",
+    "note_callers",
     "open_jaxpr",
     "own_lines",
     "place_of_call",

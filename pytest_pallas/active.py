@@ -267,9 +267,12 @@ class KernelTests:
 
             require_checks(config, items)
         self.session.collected = len(items)
-        if (replayed := self.session.replayed) is not None and not session.testsfailed:
-            from pytest_pallas.distribute.shards import keep_replayed
+        if not self.session.options.replay:
+            return
+        from pytest_pallas.distribute.shards import keep_named, keep_replayed
 
+        keep_named(config, items)  # the command of a failure may select by -k
+        if (replayed := self.session.replayed) is not None and not session.testsfailed:
             with self._refusing_tests(items):
                 keep_replayed(config, items, replayed.example)
 

@@ -13,20 +13,24 @@ from __future__ import annotations
 
 import base64
 import binascii
+import contextlib
 import dataclasses
 import functools
 import itertools
 import json
 import math
+import os
 import re
 import sys
+import tempfile
 import types
 import typing
 import zlib
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from types import MappingProxyType
-from typing import Annotated, Any, Literal, TypeAliasType, Union
+from typing import IO, Annotated, Any, Literal, TypeAliasType, Union
 
 from pallas_sim.findings import Lines
 
@@ -693,3 +697,24 @@ def _table(key: _Reader, value: _Reader, most: int) -> _Reader:
         return table
 
     return read
+
+
+# Files that other processes read while they are written.
+
+
+@contextlib.contextmanager
+def replacing(path: Path) -> Generator[IO[bytes]]:
+    """Write a file in one step, so that no reader sees a part of it, whatever happens meanwhile.
+
+    Raises:
+      OSError: it cannot be written. What was there is as it was.
+    """
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            yield file
+        Path(temporary).chmod(0o644)
+        Path(temporary).replace(path)  # closed: Windows replaces no open file
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise

@@ -23,8 +23,9 @@ import numpy as np
 import pytest
 from jax.experimental import pallas as pl
 
+from pallas_sim import set_platforms
 from pytest_pallas._version import __version__
-from pytest_pallas.backends.devices import accelerators, only_cpu, set_platforms, simulate
+from pytest_pallas.backends.devices import accelerators, only_cpu, simulate
 from pytest_pallas.backends.execution import brief
 from pytest_pallas.backends.protocol import Backend, Call, label
 from pytest_pallas.backends.registry import FAMILIES, Family
@@ -318,7 +319,7 @@ def _trial(trial: Trial) -> Iterator[str]:
 def run(config: pytest.Config) -> int:
     """Print the report. Returns pytest's exit status, 0 whatever is found."""
     environ = dict(os.environ)  # as it was set, without what follows
-    set_platforms(os.environ)
+    set_platforms()
     simulate(Options.devices, os.environ, explicit=False)
     for line in _lines(config, environ):
         print(line, flush=True)  # noqa: T201

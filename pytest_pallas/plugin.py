@@ -13,8 +13,9 @@ from typing import Any
 
 import pytest
 
+from pallas_sim import set_platforms
 from pytest_pallas import hookspecs
-from pytest_pallas.backends.devices import set_platforms, simulate
+from pytest_pallas.backends.devices import simulate
 from pytest_pallas.fixtures import (
     activate,
     pallas_backend,
@@ -91,7 +92,7 @@ def pytest_configure(config: pytest.Config) -> None:
     """Set devices before anything can start JAX; the rest only if the run uses the plugin."""
     for mark in _MARKS:
         config.addinivalue_line("markers", mark)
-    set_platforms(os.environ)
+    set_platforms()
     if any_given(config) or _is_part_of_a_run(config) or _extended(config):
         activate(config)
     else:

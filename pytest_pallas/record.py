@@ -68,8 +68,8 @@ def of_kind(notes: Iterable[Note], kind: Kind) -> list[Note]:
 
 
 #: Roles of an aspect in a call: ``"dtype"`` and ``"values"`` of its arrays, ``"dim"``: a size,
-#: ``"option"`` and ``"tuning"``: keyword arguments.
-ROLES = ("dtype", "values", "dim", "option", "tuning")
+#: ``"option"`` and ``"tuning"``: keyword arguments, ``"mesh"``: the devices along an axis.
+ROLES = ("dtype", "values", "dim", "option", "tuning", "mesh")
 
 
 class Aspect(NamedTuple):
@@ -77,7 +77,7 @@ class Aspect(NamedTuple):
 
     Attributes:
       role: one of ``ROLES``.
-      name: of the dim or keyword argument; "" for dtypes and values.
+      name: of the dim, keyword argument or axis; "" for dtypes and values.
     """
 
     role: str
@@ -110,10 +110,15 @@ class PlainWords(TypedDict):
 
 
 class PlainInputs(TypedDict):
-    """Coverage of inputs, as ``checks.inputs`` gives it."""
+    """Coverage of inputs, as ``checks.inputs`` gives it.
+
+    Pairs and triples of choices are counted: those that came together, and those that may.
+    """
 
     shapes: list[str]
     signatures: Count
+    pairs: NotRequired[tuple[Count, Count]]
+    triples: NotRequired[tuple[Count, Count]]
     dtypes: list[str]
     tried: list[PlainWords]
     never: list[PlainWords]

@@ -6,15 +6,13 @@ the run goes on. The schema of the files is documented in docs/reference.md.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import json
 import os
-import tempfile
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Annotated, Any, Literal, TypedDict, cast
+from typing import Annotated, Any, Literal, TypedDict, cast
 
 from pallas_sim.errors import OptionError
 from pallas_sim.findings import Text
@@ -29,6 +27,7 @@ from pytest_pallas.decoding import (
     jsonable,
     parse,
     parse_object,
+    replacing,
     shown,
 )
 from pytest_pallas.record import SCHEMA, NotApplicable, Record
@@ -142,24 +141,6 @@ class RunResults:
         """Node ids of the tests that did not end."""
         ended = {test.test for test in self.tests}
         return [name for name in self.collected if name not in ended]
-
-
-@contextlib.contextmanager
-def replacing(path: Path) -> Generator[IO[bytes]]:
-    """Write a file in one step, so that no reader sees a part of it, whatever happens meanwhile.
-
-    Raises:
-      OSError: it cannot be written. What was there is as it was.
-    """
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            yield file
-        Path(temporary).chmod(0o644)
-        Path(temporary).replace(path)  # closed: Windows replaces no open file
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
 
 
 def text_parts(fields: Mapping[str, Any]) -> Iterator[str]:

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pallas_sim.errors import OptionError
+from pytest_pallas.draw.meshes import DEVICES
 
 if TYPE_CHECKING:
     from pytest_pallas.scaffold_guess import Guess
@@ -65,10 +66,11 @@ def run(arguments: argparse.Namespace) -> int:
     Raises:
       OptionError: there is no such function, or the file exists or cannot be written.
     """
-    from pytest_pallas.backends.devices import set_platforms, simulate
+    from pallas_sim import set_platforms
+    from pytest_pallas.backends.devices import simulate
     from pytest_pallas.scaffold_read import load, outside_of_pytest
 
-    set_platforms(os.environ)
+    set_platforms()
     simulate(_DEVICES, os.environ, explicit=False)  # for a mesh
     loaded = load(arguments.target)
     path: Path = arguments.output or Path("tests") / f"test_{loaded.short}_kernel.py"
@@ -395,12 +397,13 @@ def _spec(guess: Guess) -> Iterator[str]:
     for error, count in () if guess.traced else guess.call.errors[:4]:
         yield from _wrapped("    #   ", f"{count} times {error}")
     inputs = "\n".join(_inputs(guess))
-    if meshes := guess.meshes:
+    axes = guess.mesh_axes
+    if axes:
         inputs = inputs.replace("inputs=", "inputs=lambda mesh: ", 1)
     yield from inputs.splitlines()
-    if meshes:
-        sizes = ", ".join(_mapping(dict(mesh.sizes)) for mesh in meshes)
-        yield f"    meshes=({sizes}{',' * (len(meshes) == 1)}),"
+    if axes:
+        usual = list(axes.values()) == [DEVICES]
+        yield f"    meshes={_value(*axes) if usual else _mapping(axes)},"
     if guess.vmap_error:
         yield from _wrapped("    # ", f"jax.vmap: {guess.vmap_error}")
         yield "    vmappable=False,"
@@ -497,7 +500,15 @@ def _arrays(guess: Guess, numbers: Sequence[int]) -> str:
     text = "; ".join(filter(None, (shapes, ", ".join(constraints))))
     arguments = [f'"{text}"', f"dtype={_dtype(guess, numbers)}"]
     named = [dim for dim in shown if not dim.name.isdigit()]
-    if multiples := {dim.name: dim.multiple_of for dim in named if dim.multiple_of > 1}:
+    axis = next(iter(guess.mesh_axes), "")
+    multiples = {
+        dim.name: f'{dim.multiple_of} * mesh.shape["{axis}"]'
+        if dim in guess.sharded
+        else dim.multiple_of
+        for dim in named
+        if dim.multiple_of > 1
+    }
+    if multiples:
         arguments.append(f"multiple_of={_mapping(multiples)}")
     if sizes := {dim.name: list(dim.sizes) for dim in named if dim.sizes}:
         arguments.append(f"dims={_mapping(sizes)}")

@@ -21,8 +21,9 @@ import inspect
 import itertools
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import jax
@@ -37,10 +38,11 @@ from pytest_pallas.backends.execution import brief
 from pytest_pallas.backends.protocol import Call
 from pytest_pallas.backends.tracing import abstract, jitted
 from pytest_pallas.checks.cross import accepted
+from pytest_pallas.draw.meshes import DEVICES, MeshAxes
 from pytest_pallas.grid.analysis import analyze_jaxpr
 from pytest_pallas.grid.kernel_calls import KernelCall, kernel_calls
 from pytest_pallas.scaffold_read import (
-    MESH_SIZES,
+    MESH_SIZE,
     ArrayParameter,
     Leaf,
     LoadedFunction,
@@ -689,17 +691,47 @@ class Guess:
         statics = self.call.attempt.statics
         return next((name for name, value in statics if isinstance(value, MeshSizes)), "")
 
-    @property
-    def meshes(self) -> tuple[MeshSizes, ...]:
-        """The meshes that it accepts."""
+    @cached_property
+    def sharded(self) -> tuple[Dim, ...]:
+        """The dims whose sizes must be multiples of the first axis of its mesh."""
+        dims = [dim for dim in self.dims if dim.multiple_of > 1]
+        if not self.mesh_parameter or self._refusal_on(3, dims, 3):
+            return ()
+        return tuple(
+            dim
+            for dim in dims
+            if self._refusal_on(3, [other for other in dims if other is not dim], 3, dim)
+        )
+
+    @cached_property
+    def mesh_axes(self) -> MeshAxes:
+        """The meshes that it accepts, as a spec has them; empty if it takes none."""
         name = self.mesh_parameter
         if not name:
-            return ()
-        usual: MeshSizes = dict(self.call.attempt.statics)[name]
-        meshes = (usual.resized(size) for size in MESH_SIZES)
-        attempts = {mesh: self.call.attempt.with_static(name, mesh) for mesh in meshes}
-        fine = [mesh for mesh, at in attempts.items() if not self.call.lab.trace(at).error]
-        return (*fine,) or (usual,)
+            return {}
+        (first, _), *others = dict(self.call.attempt.statics)[name].sizes
+        rest = math.prod(size for _, size in others)
+        sizes = tuple(
+            size
+            for size in DEVICES
+            if size * rest <= max(DEVICES) and not self._refusal_on(size, self.sharded, size)
+        )
+        return {first: sizes if len(sizes) > 1 else (*sizes, MESH_SIZE)[0], **dict(others)}
+
+    def _refusal_on(
+        self, devices: int, dims: Iterable[Dim], times: int, four: Dim | None = None
+    ) -> str:
+        """Explain why the function does not accept a mesh, with so many multiples of some dims.
+
+        ``four`` is a dim with four multiples.
+        """
+        name = self.mesh_parameter
+        mesh: MeshSizes = dict(self.call.attempt.statics)[name]
+        attempt = self.call.attempt.with_static(name, mesh.resized(devices))
+        sizes = {axis: times * dim.multiple_of for dim in dims for axis in dim.axes}
+        if four is not None:
+            sizes |= dict.fromkeys(four.axes, 4 * four.multiple_of)
+        return _resized(replace(self.call, attempt=attempt), sizes).error
 
 
 def guess(loaded: LoadedFunction) -> Guess:

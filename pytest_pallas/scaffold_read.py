@@ -70,8 +70,8 @@ _OF_MESHES = re.compile(
 #: Attributes that arrays have, and numbers and texts do not.
 _OF_ARRAYS = frozenset({"shape", "dtype", "ndim", "astype", "at", "reshape"})
 
-#: Sizes of an axis of the meshes to trace with, and of those that a spec runs on.
-MESH_SIZE, MESH_SIZES = 4, (2, 4)
+#: Size of an axis of the meshes to trace with.
+MESH_SIZE = 4
 
 #: ``(m, n)``, ``[m, n]``, ``(n,)``, ``m x n`` in brackets; names, sizes and products of them.
 _WORD = r"[A-Za-z_][A-Za-z0-9_]*|\d+"

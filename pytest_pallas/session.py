@@ -128,7 +128,7 @@ class Session:
     drawn: LastUsed[tuple[Any, ...]] = field(default_factory=lambda: LastUsed(64))
     #: Sizes of blocks by dim, for the specs that ran; see ``run.backends.adapted``.
     tiles: dict[Any, tuple[dict[str, tuple[int, ...]], int]] = field(default_factory=dict[Any, Any])
-    #: Other meshes of the specs that ran, by spec and backend; see ``checks.meshes``.
+    #: The meshes that specs draw, by spec and backend; see ``run.backends.inputs_on``.
     meshes: dict[Any, Any] = field(default_factory=dict[Any, Any])
     #: Sources of examples, by spec; see ``draw.diversity``.
     sources: dict[Any, Any] = field(default_factory=dict[Any, Any])

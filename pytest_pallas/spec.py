@@ -10,10 +10,11 @@ import re
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from pallas_sim.chips import DEFAULT_TARGETS, Label
 from pallas_sim.errors import OptionError
+from pytest_pallas.draw.meshes import Axes, MeshAxes, mesh_axes, problem_with_meshes
 from pytest_pallas.errors import SpecError
 
 if TYPE_CHECKING:
@@ -449,8 +450,10 @@ class Scope:
     Attributes:
       backends: names of the backends that the kernel claims, for every chip (``"gpu-compile"``) or
         for some (``"gpu-compile:h100"``); by default all those of the platforms of ``kernel``.
-      meshes: meshes to run on, e.g. ``({"x": 4}, {"x": 8})``; the kernel and the reference are
-        then called with ``mesh=`` as well.
+      meshes: meshes to run on; the kernel and the reference are then called with ``mesh=``, too.
+        Names of axes, ``"x"`` or ``"x y"``, let each example draw the number of devices: 2, 3, 4,
+        and 6 or 8. ``{"x": (2, 4, 8)}`` draws one of these, for a kernel that is for no others,
+        and ``{"x": 4}`` is one mesh. Each of several, ``({"x": 1}, "x y")``, has its own tests.
       checks: names of the checks to run; None for every check that applies.
       implementations: other implementations of the same function by name, with or without a
         kernel, called like it: with the options, and with the tuning that they take. The cross
@@ -458,7 +461,7 @@ class Scope:
     """
 
     backends: Sequence[str] | None = None
-    meshes: Sequence[Mapping[str, int]] = ()
+    meshes: Axes | Sequence[Axes] = ()
     checks: Collection[str] | None = None
     implementations: Mapping[str, Callable[..., Any]] = field(
         default_factory=dict[str, Callable[..., Any]]
@@ -527,8 +530,14 @@ class KernelSpec(Properties, Scope, Marks):
         if not self.family:
             package = str(caller.f_globals.get("__package__") or "")
             object.__setattr__(self, "family", package.rpartition(".")[2] or "kernels")
+        object.__setattr__(self, "meshes", mesh_axes(self.meshes))
         for problem in (*_problems(self), *_of_tolerance(self.tolerance)):
             raise SpecError(f"spec {self.name!r} in {self.file}: {problem}")
+
+    @property
+    def mesh_axes(self) -> Sequence[MeshAxes]:
+        """The axes of each of its meshes, with one size or several; empty without meshes."""
+        return cast("Sequence[MeshAxes]", self.meshes)
 
     @property
     def claimed(self) -> tuple[str, ...]:
@@ -615,4 +624,6 @@ def _problems(spec: KernelSpec) -> list[str]:
             not spec.meshes and not hasattr(spec.inputs, "example")
         ),
     }
-    return [problem for problem, applies in wrong.items() if applies]
+    in_meshes = problem_with_meshes(spec.meshes)
+    problems = [problem for problem, applies in wrong.items() if applies]
+    return problems if in_meshes is None else [in_meshes, *problems]

@@ -178,6 +178,12 @@ def primitives_of_cores(kind: str) -> frozenset[str]:
     return frozenset(primitive.name for primitive in lowering.lowering_rules[tpu.CoreType(kind)])
 
 
+def vectors_of_subcores(dtype: Any) -> Sequence[tuple[int, ...]]:
+    """Return the shapes that a vector of a SparseCore has, of the chip that is traced for."""
+    core: Any = importlib.import_module("jax._src.pallas.mosaic.sc_core")
+    return core.supported_shapes(dtype)
+
+
 @functools.cache
 def primitives_of_mosaic_gpu(semantics: Any, *, warp: bool) -> frozenset[str]:
     """Return the names of the primitives that JAX's Mosaic GPU lowers.

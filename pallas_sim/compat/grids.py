@@ -28,6 +28,8 @@ class BlockFacts:
       space: the memory space of the blocks, in lower case.
       buffers: how many buffers it asks for; None if it does not say.
       any_revisit: whether it asks that blocks may be visited again at any time.
+      lookahead: whether it asks for blocks ahead as soon as a buffer is free.
+      trivial: whether there is one block, the whole array.
       index_map: its jaxpr, of the grid point and the scalar operands' refs.
       of_dims: from the index map's outputs to one entry for each axis.
     """
@@ -39,6 +41,8 @@ class BlockFacts:
     space: str
     buffers: int | None
     any_revisit: bool
+    lookahead: bool
+    trivial: bool
     index_map: Any
     of_dims: Callable[[Sequence[Any]], Sequence[Any]]
 
@@ -169,6 +173,8 @@ def _block_facts(block: Any, name: str) -> BlockFacts:
         space="default" if space is None else name_of_space(space),
         buffers=buffers if isinstance(buffers, int) else None,
         any_revisit=revisit == "any",
+        lookahead=bool(getattr(mode, "use_lookahead", False)),
+        trivial=block.has_trivial_window(),
         index_map=block.index_map_jaxpr,
         of_dims=lambda leaves: tuple(block.index_map_out_tree.unflatten(leaves)),
     )

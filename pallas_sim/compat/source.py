@@ -8,11 +8,15 @@ from __future__ import annotations
 
 import functools
 import importlib
+import inspect
+import os
+import sysconfig
 from collections.abc import Generator
 from contextlib import contextmanager
 from typing import Any, Literal, NamedTuple
 
-from pallas_sim.findings import SourceLine, read
+from pallas_sim.compat.jaxprs import sub_jaxprs
+from pallas_sim.findings import SourceLine, generated_line, read
 
 #: Files of JAX whose equations belong to a loop or pipeline that JAX wrote, and not to the line of
 #: the user that asked for it.
@@ -32,6 +36,12 @@ _MOVES: dict[str, Literal["fetch", "write back"]] = {
     "copy_in": "fetch",
     "copy_out": "write back",
 }
+
+#: Folders of what runs kernels, or calls functions for them: no kernel is written there.
+_RUNNERS = (
+    *(f"/{name}/" for name in ("pallas_sim", "pytest_pallas", "_pytest", "pytest", "pluggy")),
+    *(f"/{name}/" for name in ("hypothesis", "xdist", "IPython", "ipykernel", "bin")),
+)
 
 #: Files of JAX that trace a kernel's body: what is outside of them is not the kernel.
 _CALLERS = ("/pallas/pallas_call.py", "/pallas/mpmd.py", "/pallas/core.py")
@@ -169,9 +179,77 @@ def home_of(jaxpr: Any) -> tuple[str, str, int]:
 
 
 def source_line(eqn: Any) -> str | None:
-    """Return ``file:line`` of the user's code that made an equation, or None."""
-    spot = place_of_call(eqn)
-    return None if spot is None else str(spot.at)
+    """Return ``file:line`` of the user's code that made an equation, or None.
+
+    Of code that ``exec`` made, it is the line of the nearest caller in a file, followed by the name
+    of the function; see ``findings.generated_line``.
+    """
+    traceback = getattr(eqn.source_info, "traceback", None)
+    inner, caller = (None, None) if traceback is None else _ends(traceback)
+    if inner is None or inner is caller:
+        return None if inner is None else str(inner.at)
+    function = inner.function.rpartition(".")[2]
+    return generated_line(_line_in_file(traceback), inner.at, function)
+
+
+@functools.lru_cache(maxsize=8192)
+def _ends(traceback: Any) -> tuple[Spot | None, Spot | None]:
+    """Return the user's innermost frame, and the first one of it and its callers in a file."""
+    frames = iter(_info().user_frames(traceback))
+    frame = next(frames, None)
+    if frame is None:
+        return None, None
+    inner = _spot(frame)
+    if os.path.isfile(inner.file):
+        return inner, inner
+    caller = next((frame for frame in frames if _may_have_kernels(frame.file_name)), None)
+    return inner, None if caller is None else _spot(caller)
+
+
+#: Lines of callers, by the identity of a traceback (and the traceback, which keeps that). A
+#: traceback in a kernel ends where JAX began to trace the body.
+_CALLERS_OF: dict[int, tuple[Any, SourceLine]] = {}
+
+_MOST_CALLERS = 8192
+
+
+def note_callers(eqn: Any) -> None:
+    """Note the line of an equation for those in its jaxprs whose traceback has no file."""
+    at: SourceLine | None = None
+    for inner in (inner for jaxpr in sub_jaxprs(eqn) for inner in jaxpr.eqns):
+        traceback = getattr(inner.source_info, "traceback", None)
+        if traceback is None or _ends(traceback)[1] is not None:
+            continue
+        around = getattr(eqn.source_info, "traceback", None)
+        at = at or (around and _line_in_file(around)) or _line_that_runs()
+        if at is None:
+            return
+        _CALLERS_OF[id(traceback)] = traceback, at
+        if len(_CALLERS_OF) > _MOST_CALLERS:
+            del _CALLERS_OF[next(iter(_CALLERS_OF))]
+
+
+def _line_that_runs() -> SourceLine | None:
+    """Return the nearest line of the user that is running now: it calls what was traced."""
+    frame = inspect.currentframe()
+    while frame is not None:
+        code = frame.f_code
+        if _may_have_kernels(code.co_filename) and _info().is_user_filename(code.co_filename):
+            return SourceLine(code.co_filename, frame.f_lineno)
+        frame = frame.f_back
+    return None
+
+
+def _line_in_file(traceback: Any) -> SourceLine | None:
+    caller = _ends(traceback)[1]
+    return _CALLERS_OF.get(id(traceback), (None, None))[1] if caller is None else caller.at
+
+
+def _may_have_kernels(file: str) -> bool:
+    """Return whether a file exists, and is of a user or of a library that has kernels."""
+    folder, installed = sysconfig.get_path("stdlib"), sysconfig.get_path("purelib")
+    standard = file.startswith(folder) and not file.startswith(installed)
+    return not standard and os.path.isfile(file) and not any(part in file for part in _RUNNERS)
 
 
 def is_of_jax(jaxpr: Any) -> bool:

@@ -26,7 +26,7 @@ from pallas_sim.compat.source import source_line
 from pallas_sim.cores import equations
 from pallas_sim.dtypes import FLOAT32, bit_width, is_integer
 from pallas_sim.eager import bind
-from pallas_sim.errors import KernelError, SimulationError, one_line
+from pallas_sim.errors import KernelError, SimulationError, one_line, refuse
 from pallas_sim.evaluation import CALLS
 from pallas_sim.findings import Finding, read
 from pallas_sim.gpu.tensor_cores import dot_operands
@@ -76,6 +76,31 @@ def require_lowering(equation: Any, target: str) -> None:
             jax.jit(call).trace(*operands).lower(lowering_platforms=("cuda",))
         except Exception as error:  # the lowering may raise anything
             raise _refusal(equation, lowered, error) from error
+    for eqn in equations(kernel.params["jaxpr"]):
+        _require_wide(eqn, source_line(eqn) or source_line(equation) or "")
+
+
+#: What Triton makes an instruction of LLVM of, which has no numbers of 8 bits.
+_OF_WIDE = frozenset(
+    {
+        *("add", "sub", "mul", "rem", "max", "min", "neg", "square", "integer_pow", "exp"),
+        *("lt", "le", "gt", "ge", "eq", "ne", "reduce_sum", "reduce_max", "reduce_min"),
+    }
+)
+
+
+def _require_wide(eqn: Any, line: str) -> None:
+    """Reject arithmetic of float8, which Triton lowers, and LLVM refuses: LLVM has bytes for it."""
+    if not eqn.invars or not eqn.outvars:
+        return
+    name = eqn.primitive.name
+    dtype, result = (str(getattr(var.aval, "dtype", "")) for var in (eqn.invars[0], eqn.outvars[0]))
+    if not dtype.startswith("float8"):
+        return
+    converts = name == "convert_element_type" and result.startswith("float8") and result != dtype
+    if name in _OF_WIDE or converts:
+        what = f"convert {dtype} to {result}" if converts else f"compute {name} of {dtype}"
+        refuse(f"Triton does not {what}: convert to float32 before, and back afterwards", line)
 
 
 def _refusal(equation: Any, lowered: Sequence[Any], error: Exception) -> SimulationError:

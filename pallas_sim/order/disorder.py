@@ -32,7 +32,7 @@ from pallas_sim.recording import (
     Touched,
     Waited,
 )
-from pallas_sim.scheduler import collecting_later
+from pallas_sim.tracing import collecting_later
 
 
 def report_disorder(machine: Machine, recording: Recording) -> None:

@@ -9,12 +9,15 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from pallas_sim.accesses import free, made, memory_of, record_access
+from pallas_sim.chips import TARGETS
+from pallas_sim.compat.compilers import vectors_of_subcores
 from pallas_sim.compat.grids import grid_facts
 from pallas_sim.compat.jaxprs import (
     argument_names,
@@ -45,6 +48,8 @@ from pallas_sim.pallas_calls import PreparedKernel, capacity_findings, kernel_of
 from pallas_sim.pipeline import execute
 from pallas_sim.refusals import require_lowering, require_real
 from pallas_sim.registry import Equation, Evaluate, rule
+from pallas_sim.tpu_refusals import require_blocks
+from pallas_sim.tracing import tracing_for
 
 
 @rule("pallas_call", threaded=True)
@@ -71,6 +76,7 @@ def _pallas_call(eqn: Equation) -> Evaluate:
             # A portable kernel may be for a GPU only, unless a TPU was named.
             if machine.named or written_for == "TPUs":
                 kind = getattr(kernel.facts.params, "kernel_type", None)
+                require_blocks(kernel.facts, kernel.line)
                 require_lowering(eqn.params["jaxpr"], getattr(kind, "value", "tc"), kernel.line)
                 lowered.add(machine.target)
         if on_gpu:
@@ -212,10 +218,13 @@ def _mpmd_map(eqn: Equation) -> Evaluate:
 
     # Cached, because one equation may be evaluated many times.
     @functools.cache
-    def require() -> None:
-        for mesh, jaxpr in zip(meshes, jaxprs, strict=True):
-            require_real(jaxpr, eqn.line)
-            require_lowering(jaxpr, mesh.kind, eqn.line)
+    def require(target: str) -> None:
+        divides = getattr(eqn.params["compiler_params"], "needs_layout_passes", True)
+        vectors = None if divides else vectors_of_subcores
+        with nullcontext() if divides else tracing_for(TARGETS[target]):
+            for mesh, jaxpr in zip(meshes, jaxprs, strict=True):
+                require_real(jaxpr, eqn.line)
+                require_lowering(jaxpr, mesh.kind, eqn.line, vectors)
 
     @functools.cache
     def excesses(target: str) -> Sequence[Finding]:
@@ -235,7 +244,7 @@ def _mpmd_map(eqn: Equation) -> Evaluate:
 
     def evaluate(thread: Thread, *operands: Any) -> Any:
         if thread.machine.refuses:
-            require()
+            require(thread.machine.target)
         for finding in excesses(thread.machine.target):
             thread.machine.report(finding)
         # A body gets scalars as values, and everything else as refs.

@@ -1,7 +1,7 @@
 """The devices of a host: which ones JAX sees, which one each worker has, and meshes over them.
 
-``set_platforms``, ``simulate`` and ``pin`` act on the environment before JAX starts. Every run of
-pytest imports this module, so it imports nothing but the standard library.
+``simulate`` and ``pin`` act on the environment before JAX starts, as ``pallas_sim.platforms`` does.
+Every run of pytest imports this module, so it imports nothing but the standard library.
 
 With pytest-xdist and accelerators the controller decides (``pinning``) and tells its workers by the
 environment (``announce``); a worker reads it before it reads a conftest.py (``pin``). ``make_mesh``
@@ -26,9 +26,6 @@ if TYPE_CHECKING:
 _PLATFORMS = "JAX_PLATFORMS"
 _COUNT = "JAX_NUM_CPU_DEVICES"
 _COUNT_FLAG = "xla_force_host_platform_device_count"
-
-#: What drivers show of an accelerator: NVIDIA (also under WSL), AMD, and both kinds of TPU driver.
-_DRIVER_FILES = ("nvidia[0-9]*", "dxg", "kfd", "accel*", "vfio/[0-9]*")
 
 #: The variable by which the controller tells workers: ``NAME=VALUE,VALUE,...``, one value a worker.
 ANNOUNCED = "PYTEST_PALLAS_WORKER_DEVICES"
@@ -55,23 +52,6 @@ _ALONE: Mapping[str, str] = {
     "TPU_PROCESS_BOUNDS": "1,1,1",
     "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
 }
-
-
-def set_platforms(environ: MutableMapping[str, str], *, devices: Path = Path("/dev")) -> None:
-    """Tell JAX that there is only the CPU, on a Linux machine where no driver shows a device.
-
-    With libtpu or a CUDA plugin installed for its compiler, JAX would load it into this process,
-    look for chips, and log that there are none. What the user set is left alone.
-    """
-    if environ.get(_PLATFORMS) or sys.platform != "linux":
-        return
-    if any(next(devices.glob(pattern), None) for pattern in _DRIVER_FILES):
-        return
-    environ[_PLATFORMS] = "cpu"
-    if "jax" in sys.modules:
-        import jax
-
-        jax.config.update("jax_platforms", "cpu")  # the variable was read at import
 
 
 @contextmanager

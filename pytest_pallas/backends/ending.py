@@ -58,6 +58,10 @@ def _timed_out(text: str, line: str) -> SimulationLimitError:
     return error
 
 
+#: What did not end, where a function is traced only.
+NOT_TRACED = "still not traced after {:g} s; the limit is --pallas-timeout"
+
+
 class OverdueError(BaseException):
     """The time limit of a whole step is over.
 
@@ -74,8 +78,7 @@ class OverdueError(BaseException):
 
     def error(self, seconds: float) -> SimulationLimitError:
         """Return the error of a function that was not traced within some seconds."""
-        text = f"still not traced after {seconds:g} s; the limit is --pallas-timeout"
-        return _timed_out(text, self.line)
+        return _timed_out(NOT_TRACED.format(seconds), self.line)
 
 
 @contextmanager

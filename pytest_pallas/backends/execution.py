@@ -22,6 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from pallas_sim.errors import BoundsError, KernelError, PallasError
+from pytest_pallas.backends.ending import NOT_TRACED, ending
 from pytest_pallas.backends.processes import Gang, agree, gang
 from pytest_pallas.backends.protocol import Call, Outcome
 from pytest_pallas.backends.spreading import (
@@ -99,13 +100,15 @@ def trace(call: Call, static: StaticPart, arrays: list[Any]) -> tuple[KernelCall
 
     Raises:
       NoPallasCallError: there is no kernel, although the call needs one.
+      SimulationLimitError: it takes longer than the time limit.
       BaseException: the call's observer prevents the execution.
     """
     if not call.settings.jit:
         if call.settings.observer is not None:
             call.settings.observer.traced(call, None, ())
         return ()
-    jaxpr = jitted(static).trace(arrays).jaxpr
+    with ending(call.settings.timeout, NOT_TRACED):
+        jaxpr = jitted(static).trace(arrays).jaxpr
     kernels = kernels_of(call, jaxpr)
     if call.settings.observer is not None:
         call.settings.observer.traced(call, jaxpr, kernels)

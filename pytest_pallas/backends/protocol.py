@@ -252,6 +252,7 @@ class Outcome:
       report: the compiler's report, on a compiling backend (``compilers.CompileReport``).
       notes: notes for the record; a plain string is a note of no kind.
       unverified: undocumented behavior of the simulated chip that the run used.
+      idle: what the simulator knows of kernels that had no programs: name, line and grid.
     """
 
     values: Any = None
@@ -264,6 +265,7 @@ class Outcome:
     report: Any = None
     notes: tuple[Note | str, ...] = ()
     unverified: tuple[str, ...] = ()
+    idle: tuple[tuple[str, str, tuple[int, ...]], ...] = ()
 
     @property
     def nbytes(self) -> int:

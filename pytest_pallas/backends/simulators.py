@@ -271,6 +271,7 @@ def _evaluated(
         findings=tuple(machine.findings),
         notes=_notes(backend, machine),
         unverified=tuple(machine.notes),
+        idle=tuple((name, line, grid) for (name, line), grid in machine.idle.items()),
     )
 
 

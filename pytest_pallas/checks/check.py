@@ -68,6 +68,7 @@ class Check:
         ``"no"``. It does not run on a mutant that is not in those programs.
       varies_calls: whether it also calls the kernel with other shapes or options than the drawn
         ones, so that it may run any mutant.
+      every_mesh: whether it draws each number of devices at least once, if its spec draws meshes.
       watches: the field of ``Call`` that is set in the runs of every check while this sanitizer is
         chosen, or "".
     """
@@ -92,6 +93,7 @@ class Check:
     tries_mutants: bool = True
     differentiates: Literal["no", "also", "only"] = "no"
     varies_calls: bool = False
+    every_mesh: bool = False
     watches: Literal["", "races", "dma"] = ""
 
     def __call__(self, context: CheckContext) -> CheckResult:

@@ -6,7 +6,7 @@ and the baseline, and ``judge`` compares outputs with them, ``exactly`` where th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -16,7 +16,6 @@ import numpy as np
 from pallas_sim.chips import ACCUMULATIONS, accumulations
 from pallas_sim.dtypes import is_float, wide
 from pallas_sim.errors import Fact, KernelError, PallasError, first_line
-from pallas_sim.findings import Finding
 from pytest_pallas.backends.ending import raised_words
 from pytest_pallas.backends.execution import brief
 from pytest_pallas.backends.processes import agree, gang
@@ -76,26 +75,6 @@ class ComparisonPeer:
     is_kernel: bool = True
 
 
-@dataclass(eq=False, kw_only=True)
-class OtherMeshes:
-    """The meshes of other numbers of devices, for a spec that has meshes; see ``checks.meshes``.
-
-    Attributes:
-      candidates: yields the sizes of each, from the cheapest, with a function that makes the
-        context of a call there. It raises what the inputs of the spec raise for such a mesh.
-      disorder: what is out of order on one of them; None before they ran.
-      sizes: of that mesh.
-      failed: the call there.
-      notes: what ran, for the record.
-    """
-
-    candidates: Callable[[], Iterable[tuple[Mapping[str, int], Callable[[], CheckContext]]]]
-    disorder: Sequence[Finding] | None = None
-    sizes: Mapping[str, int] = field(default_factory=dict[str, int])
-    failed: CheckContext | None = None
-    notes: tuple[Note, ...] = ()
-
-
 @dataclass(frozen=True, kw_only=True)
 class CheckContext(Properties):
     """The input of a check: a kernel, its reference, and one drawn call.
@@ -118,7 +97,6 @@ class CheckContext(Properties):
       costs: limits on the costs of code on compiling backends; None without limits.
       claimed: the backends that the spec claims, as in ``KernelSpec.claimed``.
       explained: whether the error of a failure has an explanation; without, it has only a headline.
-      meshes: other meshes for the kernel, in one item of a spec that has meshes.
       run_seconds: ``run`` adds the seconds of each run of the kernel.
     """
 
@@ -137,7 +115,6 @@ class CheckContext(Properties):
     costs: RecordedCosts | None = None
     claimed: Sequence[str] = ()
     explained: bool = True
-    meshes: OtherMeshes | None = field(default=None, repr=False, compare=False)
     run_seconds: list[float] = field(default_factory=list[float], repr=False, compare=False)
 
 
@@ -228,17 +205,23 @@ def run(
     made = replace(made, fill=fill, needs_kernel=needs_kernel, **rest)
     outcome = context.backend.run(made)
     context.run_seconds.append(outcome.seconds)
-    if outcome.error is not None:
-        reason = unsupported(
-            outcome.kernels,
-            context.backend.name,
-            context.backend.platform,
-            interpreting=context.backend.kind == "interpreting",
-        )
-        if reason is not None:
-            raise UnsupportedKernelError(reason)
-        raise under(made.schedule, as_kernel_error(outcome.error))
+    raise_error(context, outcome, made.schedule)
     return outcome if shards else gathered(outcome, context.settings.timeout)
+
+
+def raise_error(context: CheckContext, outcome: Outcome, schedule: Schedule) -> None:
+    """Raise the error of a run under a schedule, if it has one; the errors are those of ``run``."""
+    if outcome.error is None:
+        return
+    reason = unsupported(
+        outcome.kernels,
+        context.backend.name,
+        context.backend.platform,
+        interpreting=context.backend.kind == "interpreting",
+    )
+    if reason is not None:
+        raise UnsupportedKernelError(reason)
+    raise under(schedule, as_kernel_error(outcome.error))
 
 
 def call(

@@ -16,6 +16,7 @@ from pytest_pallas.draw.arguments import larger_first
     requires_kernels=requires_kernels,
     example_fraction=0.25,
     subjects=larger_first,
+    every_mesh=True,
 )
 def deadlock(context: CheckContext) -> CheckResult:
     """Run the kernel under several schedules, each of which must finish.

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pallas_sim.findings import OF_TRANSFERS
 from pytest_pallas.checks.check import declare_sanitizer
 from pytest_pallas.checks.context import CheckContext, CheckResult, under
-from pytest_pallas.checks.meshes import check_other_meshes
 from pytest_pallas.checks.schedule import requires_kernels, requires_schedules, under_schedules
 from pytest_pallas.draw.arguments import larger_first
 from pytest_pallas.errors import DmaError
@@ -18,6 +17,7 @@ from pytest_pallas.errors import DmaError
     requires_kernels=requires_kernels,
     example_fraction=0.25,
     subjects=larger_first,
+    every_mesh=True,
     watches="dma",
 )
 def dma(context: CheckContext) -> CheckResult:
@@ -25,8 +25,7 @@ def dma(context: CheckContext) -> CheckResult:
 
     The kernel must wait for every DMA that it starts, on both sides. Every semaphore must be 0 at
     the end, because the next kernel needs that. No device may copy to another device, or signal its
-    semaphore, before it knows that the other device has started the kernel. For a spec with
-    meshes, that also holds on other numbers of devices on which the answers are right.
+    semaphore, before it knows that the other device has started the kernel.
 
     Raises:
       NotApplicableError: the kernel has no DMAs and no semaphores.
@@ -36,4 +35,4 @@ def dma(context: CheckContext) -> CheckResult:
         findings = [finding for finding in outcome.findings if finding.kind in OF_TRANSFERS]
         if findings:
             raise under(schedule, DmaError.of(*findings))
-    return CheckResult(comparisons=(), notes=check_other_meshes(context))
+    return CheckResult(comparisons=())

@@ -25,6 +25,7 @@ def program(context: CheckContext) -> Program:
     asks="is the output as close to the oracle as the jnp baseline?",
     program=program,
     base=True,
+    every_mesh=True,
 )
 def forward(context: CheckContext) -> CheckResult:
     """Run the kernel once; return the comparison of every output with the oracle."""

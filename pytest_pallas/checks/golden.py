@@ -161,7 +161,6 @@ def _golden_of(
             drawn=drawn,
         ),
         outputs=outputs,
-        tensors="",
         products=answer.expected.products,
     )
     return golden, arrays

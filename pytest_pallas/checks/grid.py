@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import time
@@ -11,9 +12,10 @@ from typing import Any
 
 import jax
 
-from pallas_sim.chips import DEFAULT_TARGETS, TARGETS, Label
+from pallas_sim.chips import DEFAULT_TARGETS, TARGETS, Label, Target
+from pallas_sim.errors import PallasError
 from pytest_pallas.backends.analyzing import analyzed, on_chip
-from pytest_pallas.backends.protocol import Backend, chip_of
+from pytest_pallas.backends.protocol import Backend, Call, Outcome, chip_of
 from pytest_pallas.backends.tracing import kernels_of
 from pytest_pallas.checks.check import declare_check
 from pytest_pallas.checks.context import CheckContext, CheckResult, call
@@ -97,20 +99,12 @@ def grid(context: CheckContext) -> CheckResult:
     calls = [call(context, context.kernel, context.arguments.args)]
     if context.differentiable:
         calls.append(call(context, *program(context)))
-    chip = _claimed_chip(context)
-    target = chip_of(context.backend)
-    if context.backend.target is None and chip is not None:
-        target = TARGETS[chip]
-    backend: Any = context.backend
-    # The backend's own context, so that JAX reuses the trace for the run.
-    own = getattr(backend, "context", None) or functools.partial(on_chip, target)
-    platform = _platform(context)
-    analysis = merged([analyzed(c, platform=platform, target=target, context=own) for c in calls])
+    analysis = _analysis_of(context, calls)
     whole = all(window.whole for kernel in analysis.calls for window in kernel.windows)
     if not whole:
-        beyond = tuple(_overflows_of_larger(context, analysis, own))
+        beyond = tuple(_overflows_of_larger(context, analysis))
         analysis = dataclasses.replace(analysis, findings=(*analysis.findings, *beyond))
-    refused = _REFUSED if chip is not None else ()
+    refused = _REFUSED if _claimed_chip(context) is not None else ()
     if not refused and context.backend.kind == "simulating":
         refused = _OF_MEMORY
     wrong = [
@@ -133,9 +127,45 @@ def grid(context: CheckContext) -> CheckResult:
     return CheckResult(comparisons=(), seconds=time.perf_counter() - started, notes=notes)
 
 
-def _overflows_of_larger(
-    context: CheckContext, analysis: Analysis, own: Callable[[], AbstractContextManager[Any]]
-) -> Iterator[GridFinding]:
+def idle_kernels(
+    context: CheckContext, outcome: Outcome
+) -> Sequence[tuple[str, str, tuple[int | None, ...]]]:
+    """Return the kernels whose grid has no programs, so that nothing writes their outputs.
+
+    Each as its name, its source line, and its grid. What a simulator does not know of dynamic sizes
+    is computed from the arguments.
+    """
+    grids = [(kernel, kernel.facts.grid) for kernel in outcome.kernels if kernel.facts is not None]
+    if not outcome.idle and any(None in grid for _, grid in grids):
+        with contextlib.suppress(PallasError):
+            made = call(context, context.kernel, context.arguments.args)
+            grids = [(one.call, one.grid) for one in _analysis_of(context, [made]).calls]
+    idle = [
+        (kernel.name, kernel.source, grid)
+        for kernel, grid in grids
+        if 0 in grid and any(0 not in aval.shape for aval in kernel.eqn.params["out_avals"])
+    ]
+    return outcome.idle or list(dict.fromkeys(idle))
+
+
+def _analysis_of(context: CheckContext, calls: Sequence[Call]) -> Analysis:
+    """Analyze calls for the chip of the backend, or for the one that the spec claims."""
+    target, tracing, platform = _target(context), _tracing(context), _platform(context)
+    return merged([analyzed(c, platform=platform, target=target, context=tracing) for c in calls])
+
+
+def _target(context: CheckContext) -> Target:
+    chip = _claimed_chip(context) if context.backend.target is None else None
+    return chip_of(context.backend) if chip is None else TARGETS[chip]
+
+
+def _tracing(context: CheckContext) -> Callable[[], AbstractContextManager[Any]]:
+    """Return the backend's own context, so that JAX reuses the trace for the run."""
+    backend: Any = context.backend
+    return getattr(backend, "context", None) or functools.partial(on_chip, _target(context))
+
+
+def _overflows_of_larger(context: CheckContext, analysis: Analysis) -> Iterator[GridFinding]:
     """Yield findings of positions that wrap around for larger sizes than the drawn ones.
 
     Only if a kernel has positions in narrow integers that fit in the drawn call. Then the call is
@@ -164,7 +194,7 @@ def _overflows_of_larger(
         sizes = " ".join(f"{name}={larger[arguments.recipe[name]]}" for name in tiles)
         beyond = [
             finding
-            for kernel in kernels_of(made, own) or ()
+            for kernel in kernels_of(made, _tracing(context)) or ()
             if kernel.facts is not None
             for finding in overflows(kernel, kernel.facts.grid, f"with {sizes}, ")
         ]

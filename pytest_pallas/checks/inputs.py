@@ -5,9 +5,12 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import combinations, product
 from typing import Any
 
 import jax
@@ -26,6 +29,9 @@ from pytest_pallas.draw.arguments import (
 )
 from pytest_pallas.record import DTYPE, Aspect
 
+#: Combinations are counted if there are at most so many.
+_MOST = 40_000
+
 
 @dataclass(frozen=True)
 class Inputs:
@@ -34,7 +40,8 @@ class Inputs:
     Attributes:
       shapes: of its arrays, such as ``"8x128 128x1"``, with ``"()"`` for a scalar; "" without any.
       signature: digest of everything that its trace depends on: the structure of its arguments, the
-        shape and dtype of each array, and every other argument, options and tuning included.
+        shape and dtype of each array, every other argument, options and tuning included, and the
+        drawn mesh.
       choices: pairs of an aspect and its word; see ``draw.arguments.Declared``.
       dtypes: the names of its dtypes, each once.
       declared: all words that the call's strategy could have drawn.
@@ -77,7 +84,7 @@ def _signature(arguments: Arguments) -> str:
     positional, structure = jax.tree.flatten(arguments.args)
     named, names = jax.tree.flatten([arguments.options, arguments.tuning])
     arrays = (np.ndarray, jax.Array, jax.ShapeDtypeStruct)
-    parts = [str(structure), str(names)]
+    parts = [str(structure), str(names), *map(str, arguments.mesh.items())]
     # Numpy scalars are arrays among the arguments, and numbers among the options, as for jit.
     parts += [_word(leaf, isinstance(leaf, (*arrays, np.generic))) for leaf in positional]
     parts += [_word(leaf, isinstance(leaf, arrays)) for leaf in named]
@@ -104,7 +111,10 @@ def to_json(calls: Sequence[Inputs]) -> dict[str, Any]:
         for aspect, choices in strategy.choices.items()
         for choice in choices
     )
+    pairs, triples = (_together(calls, tuple(strategies), size) for size in (2, 3))
     return {
+        "pairs": pairs,
+        "triples": triples,
         "shapes": list(dict.fromkeys(call.shapes for call in calls if call.shapes)),
         "signatures": len(signatures(calls)),
         "dtypes": sorted({name for call in calls for name in call.dtypes}),
@@ -119,6 +129,41 @@ def to_json(calls: Sequence[Inputs]) -> dict[str, Any]:
             }
         ),
     }
+
+
+def _together(
+    calls: Sequence[Inputs], strategies: tuple[Declared, ...], size: int
+) -> tuple[int, int]:
+    """Count the sets of so many choices that came together, and those that may."""
+    possible = _possible(strategies, size)
+    tried = {
+        frozenset(chosen)
+        for choices in dict.fromkeys(call.choices for call in calls)
+        for chosen in combinations(choices, size)
+    }
+    return len(tried & possible), len(possible)
+
+
+@functools.lru_cache(maxsize=16)
+def _possible(strategies: tuple[Declared, ...], size: int) -> frozenset[frozenset[Any]]:
+    """Return the sets of so many declared choices that no constraint forbids; none if too many."""
+    words: dict[Aspect, dict[str, None]] = {}
+    for strategy in strategies:
+        for aspect, choices in strategy.choices.items():
+            words.setdefault(aspect, {}).update(dict.fromkeys(choices))
+    free = [[(aspect, word) for word in group] for aspect, group in words.items() if len(group) > 1]
+    groups = [*combinations(free, size)]
+    if sum(math.prod(map(len, group)) for group in groups) > _MOST:
+        return frozenset()
+    impossible = frozenset[Any]().union(*(strategy.impossible for strategy in strategies))
+    every = (frozenset(chosen) for group in groups for chosen in product(*group))
+    if not impossible:
+        return frozenset(every)
+    return frozenset(
+        chosen
+        for chosen in every
+        if not any(frozenset(pair) in impossible for pair in combinations(chosen, 2))
+    )
 
 
 def _grouped(pairs: Iterator[tuple[Aspect, str]]) -> dict[Aspect, dict[str, None]]:

@@ -15,6 +15,7 @@ from pallas_sim.traces import grid_facts
 from pytest_pallas.backends.protocol import WORDS, Backend, Contents, Fill, Outcome, fill_value
 from pytest_pallas.checks.check import declare_sanitizer
 from pytest_pallas.checks.context import CheckContext, CheckResult, run
+from pytest_pallas.checks.grid import idle_kernels
 from pytest_pallas.checks.metamorphic import run_again, unchanged
 from pytest_pallas.errors import MismatchError
 from pytest_pallas.grid.model import unwritten_memory
@@ -180,6 +181,11 @@ def _error(
     loads: list[Finding] = []
     if any(_changes(outcome, first) for outcome in filled):
         lines = list(never_written(filled[0].probe_results, filled[1].probe_results))
+        if lines:
+            lines += [
+                f"{name} has the grid {grid}: no program runs"
+                for name, _, grid in idle_kernels(context, first)
+            ]
         if not lines:
             lines = [
                 f"{_name(first)} reads an output before it writes it: "

@@ -16,6 +16,7 @@ from pytest_pallas.errors import RaceError
     requires_kernels=requires_kernels,
     example_fraction=0.25,
     subjects=larger_first,
+    every_mesh=True,
     watches="races",
 )
 def races(context: CheckContext) -> CheckResult:

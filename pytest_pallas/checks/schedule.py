@@ -16,7 +16,7 @@ from pytest_pallas.backends.protocol import Backend, Outcome, Schedule, label
 from pytest_pallas.backends.tracing import identity
 from pytest_pallas.budget import LastUsed
 from pytest_pallas.checks.check import declare_sanitizer
-from pytest_pallas.checks.context import CheckContext, CheckResult, as_kernel_error, call, under
+from pytest_pallas.checks.context import CheckContext, CheckResult, call, raise_error, under
 from pytest_pallas.checks.metamorphic import identical
 from pytest_pallas.draw.arguments import larger_first
 from pytest_pallas.errors import DmaError, NotApplicableError, RaceError
@@ -81,32 +81,38 @@ def under_schedules(context: CheckContext) -> Iterator[tuple[Schedule, Outcome]]
     The default schedule comes first. If the kernel raises under it, no other schedule runs.
 
     Raises:
-      NotApplicableError: the kernel has only one order; or it raised an error that is not in
-        ``SANITIZED``. Raised after the last run if the kernel has only one step: no second step
-        is there for its copies to overlap with.
+      PallasError: the first error of a run. The caller raises those that it looks for: one that is
+        in ``SANITIZED`` comes after the last run.
+      NotApplicableError: the kernel has only one order. Raised after the last run if the kernel has
+        only one step: no second step is there for its copies to overlap with.
     """
     default = Schedule()
     first = context.runs.get(context, default)
-    if first.error is not None and not isinstance(first.error, SANITIZED):
-        raise NotApplicableError("the kernel raised; see `forward`")
-    kernels: Sequence[Any] = first.kernels
-    others = [] if first.error is not None else schedules(context, kernels)
+    if not isinstance(first.error, SANITIZED):
+        raise_error(context, first, default)
     yield default, first
-    if first.error is not None:
-        return
+    raise_error(context, first, default)
+    kernels: Sequence[Any] = first.kernels
+    others = schedules(context, kernels)
     if not others and not any(kernel.asynchronous for kernel in kernels):
         raise NotApplicableError(SEQUENTIAL)
+    failed: tuple[Outcome, Schedule] | None = None
     for schedule in others:
-        yield schedule, context.runs.get(context, schedule)
+        outcome = context.runs.get(context, schedule)
+        yield schedule, outcome
+        if outcome.error is not None:
+            failed = failed or (outcome, schedule)
+    if failed is not None:
+        raise_error(context, *failed)
     reason = one_step(kernels) if context.settings.devices == 1 else None
     if reason is not None:  # checked after the runs: an error in the only step must be reported
         raise NotApplicableError(f"{reason}; draw larger inputs")
 
 
 def raise_first(context: CheckContext, kind: type[PallasError]) -> CheckResult:
-    """Run the kernel under every schedule, and raise its first error of a kind.
+    """Run the kernel under every schedule, and raise its first error of a kind, or of another.
 
-    Returns a result without comparisons if no schedule gives such an error.
+    Returns a result without comparisons if no schedule gives an error.
     """
     for schedule, outcome in under_schedules(context):
         if isinstance(outcome.error, kind):
@@ -177,6 +183,7 @@ def schedules(context: CheckContext, kernels: Sequence[Any]) -> list[Schedule]:
     requires_kernels=requires_kernels,
     example_fraction=0.25,
     subjects=larger_first,
+    every_mesh=True,
 )
 def schedule(context: CheckContext) -> CheckResult:
     """Compare the outputs under several schedules bit for bit with those under the default.
@@ -186,18 +193,15 @@ def schedule(context: CheckContext) -> CheckResult:
     cores.
 
     Raises:
-      NotApplicableError: there is only one order; or the kernel raised under the default schedule.
-      KernelError: the kernel raised under another schedule.
+      NotApplicableError: there is only one order.
+      KernelError: the kernel raised under a schedule.
     """
     runs = under_schedules(context)
     _, first = next(runs)
-    if first.error is not None:
-        raise NotApplicableError("the kernel raised; see `forward`")
     comparisons, compared = list[Comparison](), 0
     for reordered, outcome in runs:
         compared += 1
-        if outcome.error is not None:
-            raise under(reordered, as_kernel_error(outcome.error))
+        raise_error(context, outcome, reordered)
         suffix = f", with {reordered}, compared with the default schedule"
         comparisons += identical(
             context, outcome.values, first.values, suffix, change=f"with {reordered}"

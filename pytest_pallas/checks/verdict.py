@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+import os
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -27,6 +28,7 @@ from pytest_pallas.checks.context import (
     judge_together,
     process_facts,
 )
+from pytest_pallas.checks.grid import idle_kernels
 from pytest_pallas.checks.memory import PAIR, never_written, unwritten
 from pytest_pallas.draw.arguments import Arguments
 from pytest_pallas.errors import (
@@ -207,12 +209,18 @@ def _writer_facts(
     A NaN may come from beyond the edge of an array, if that program has a block there.
     """
     writer, value = writer_of(outcome, failed), failed.actual_value
+    idle = idle_kernels(context, outcome)
     if writer is None:
-        yield from _idle_kernels(outcome)
+        for name, source, grid in idle:
+            text = f"{name}{f' ({source})' if source else ''} has the grid {grid}: no program runs"
+            yield Fact("cause", f"{text}, and nothing writes its outputs")
         return
     call, position = writer
     written, unwritten_elements = _was_written(failed, position, index, context)
-    if program := describe_writer(call, position, index, failed.shape, written=written):
+    if idle:
+        text = f"{call.name} has the grid {idle[0][2]}, so no program runs, and nothing is written"
+        yield Fact("block", text)
+    elif program := describe_writer(call, position, index, failed.shape, written=written):
         yield Fact("block", program)
     for text in unwritten_elements:
         yield Fact("cause", text)
@@ -227,16 +235,6 @@ def _writer_facts(
             f"(input {number} of {call.name}) hang over its array [{dims}]; mask them in the "
             "kernel",
         )
-
-
-def _idle_kernels(outcome: Outcome) -> Iterator[Fact]:
-    """Yield the kernels whose grid has no programs, so that nothing writes their outputs."""
-    for kernel in outcome.kernels:
-        facts = kernel.facts
-        if facts is not None and 0 in facts.grid and any(0 not in o.shape for o in facts.outputs):
-            where = f" ({kernel.source})" if kernel.source else ""
-            text = f"{kernel.name}{where} has the grid {facts.grid}: no program runs"
-            yield Fact("cause", f"{text}, and nothing writes its outputs")
 
 
 def _was_written(
@@ -329,21 +327,30 @@ def _with_context(error: PallasError, headline: str, context: CheckContext) -> P
 
 def _raised_at(cause: BaseException | None) -> Iterator[str]:
     """Describe the innermost line of the kernel, also of an installed kernel or one of JAX."""
-    last = raised_frame(cause)
-    if last is not None:
-        yield f"  raised at {last.filename}:{last.lineno} in {last.name}: {last.line}"
+    for frame in raised_frames(cause):
+        if os.path.isfile(frame.filename):
+            yield f"  raised at {frame.filename}:{frame.lineno} in {frame.name}: {frame.line}"
+        elif is_library(frame.filename):
+            yield f"  raised in {frame.name}, line {frame.lineno} of code without a file"
+        else:
+            yield f"  raised in {frame.name}, {frame.filename}:{frame.lineno}: {frame.line}"
 
 
-def raised_frame(cause: BaseException | None) -> traceback.FrameSummary | None:
-    """Return the innermost frame of the kernel in the traceback of an error; None without one."""
+def raised_frames(cause: BaseException | None) -> list[traceback.FrameSummary]:
+    """Return the innermost frame of the kernel in the traceback of an error, if there is one.
+
+    It is followed by the innermost one of code that ``exec`` made, if that called what raised.
+    """
     if cause is None or isinstance(cause, PallasError):
-        return None
-    frames = [
-        frame
-        for frame in traceback.extract_tb(cause.__traceback__)
-        if not (is_own(frame.filename) or is_library(frame.filename))
-    ]
-    return frames[-1] if frames else None
+        return []
+    frames: list[traceback.FrameSummary] = []
+    for frame in traceback.extract_tb(cause.__traceback__):
+        # ``dataclass`` makes ``__init__``, which calls what its author wrote.
+        if not os.path.isfile(frame.filename) and not frame.name.startswith("__"):
+            frames = [*frames[:1], frame]
+        elif not (is_own(frame.filename) or is_library(frame.filename)):
+            frames = [frame]
+    return frames
 
 
 def _mismatch(failure: Failure, failed: Comparison, context: CheckContext) -> MismatchError:
@@ -396,7 +403,7 @@ def writer_of(outcome: Outcome, failed: Comparison) -> tuple[KernelCall, int] | 
 
 
 def drawn_facts(arguments: Arguments) -> Iterator[Fact]:
-    """Yield the drawn example: arrays, recipe, options and tuning."""
+    """Yield the drawn example: arrays, recipe, options, tuning and mesh."""
     shapes = [
         f"{leaf.dtype}[{', '.join(map(str, np.shape(leaf)))}]"
         for leaf in jax.tree.leaves(arguments.args)
@@ -407,6 +414,7 @@ def drawn_facts(arguments: Arguments) -> Iterator[Fact]:
         ("drawn", arguments.recipe),
         ("options", arguments.options),
         ("tuning", arguments.tuning),
+        ("mesh", arguments.mesh),
     ):
         if named_values:
             yield Fact(title, " ".join(f"{k}={_short(v)}" for k, v in named_values.items()))

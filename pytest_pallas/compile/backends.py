@@ -22,7 +22,7 @@ from pallas_sim.chips import DEFAULT_TARGETS, TARGETS, Target
 from pallas_sim.errors import PallasError
 from pallas_sim.traces import exact_exports, interpret_ignored
 from pallas_sim.tracing import AbsentChip, absent_chip, present
-from pytest_pallas.backends.ending import ending
+from pytest_pallas.backends.ending import NOT_TRACED, ending
 from pytest_pallas.backends.execution import readable
 from pytest_pallas.backends.protocol import Call, Kind, Outcome, RunSettings, expected_warnings
 from pytest_pallas.backends.tracing import abstract, jitted, signature
@@ -358,9 +358,7 @@ def lower(call: Call, static: Any, arrays: list[Any], platform: str, into: Lower
             '@pytest.mark.pallas(backends=["interpret", ...]).'
         )
     into.signature = signature(call)
-    with ending(
-        call.settings.timeout, "still not traced after {:g} s; the limit is --pallas-timeout"
-    ):
+    with ending(call.settings.timeout, NOT_TRACED):
         traced = jitted(static).trace(arrays)
     into.traced = True
     into.jaxpr = traced.jaxpr

@@ -33,7 +33,7 @@ from pallas_sim.chips import TARGETS, added_facts
 from pallas_sim.errors import PallasError
 from pallas_sim.findings import Text
 from pytest_pallas.compile.machine_code import Cost, total
-from pytest_pallas.decoding import Count, DataError, Seconds, decode, parse
+from pytest_pallas.decoding import Count, DataError, Seconds, decode, parse, replacing
 from pytest_pallas.workers.pool import WorkerPool
 from pytest_pallas.workers.process import JobResult, WorkerSetup
 
@@ -261,11 +261,8 @@ class Cache:
         with contextlib.suppress(OSError):
             path = self._path(key)
             path.parent.mkdir(parents=True, exist_ok=True)
-            # In one step, because other processes read while this one writes.
-            handle, temporary = tempfile.mkstemp(dir=path.parent)
-            with os.fdopen(handle, "w", encoding="utf-8") as file:
-                json.dump({"key": key, **value}, file)
-            Path(temporary).replace(path)
+            with replacing(path) as file:
+                file.write(json.dumps({"key": key, **value}).encode())
 
     def _path(self, key: str) -> Path:
         return self.folder / key[:2] / f"{key}.json"

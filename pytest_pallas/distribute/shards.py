@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pallas_sim.errors import OptionError
+from pytest_pallas.draw.meshes import sizes_of
 from pytest_pallas.options import place_of
 from pytest_pallas.pytest_session import PytestSession, current, variant_of
 from pytest_pallas.results import read_results
@@ -173,6 +174,13 @@ def keep_replayed(config: pytest.Config, items: list[pytest.Item], example: Exam
     _select(config, items, kept)
 
 
+def keep_named(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Deselect items whose names only contain that of ``-k``, if there is an item of that name."""
+    named = [item for item in items if item.name == config.getoption("keyword")]
+    if named:
+        _select(config, items, named)
+
+
 def require_replayed(config: pytest.Config, items: Sequence[pytest.Item]) -> None:
     """Refuse a ``--pallas-replay`` that no selected test can run.
 
@@ -216,8 +224,8 @@ def _matches(item: Any, example: Example) -> bool:
         return bool(example.test) and item.nodeid.partition("[")[0] == example.test
     if example.test or not hasattr(item, "check"):
         return False
-    selected = (spec.name, item.check.name, dict(item.mesh))
-    return selected == (example.kernel, example.check, dict(example.mesh))
+    selected = (spec.name, item.check.name) == (example.kernel, example.check)
+    return selected and dict(example.mesh) in sizes_of(item.axes)
 
 
 def _select(config: pytest.Config, items: list[pytest.Item], kept: Sequence[pytest.Item]) -> None:

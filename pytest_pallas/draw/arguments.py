@@ -11,7 +11,7 @@ import dataclasses
 import math
 import re
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
 from math import prod
@@ -23,9 +23,11 @@ from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn, SearchStrategy
 
 from pytest_pallas.budget import check_bytes, limited, max_bytes
-from pytest_pallas.compat.fuzzing import sampled_elements
-from pytest_pallas.draw.dims import DimsPlan, boundaries
+from pytest_pallas.draw.covering import MOST, alternatives, choose, choose_together
+from pytest_pallas.draw.dims import DimsPlan, boundaries, impossible_pairs
 from pytest_pallas.draw.dtypes import as_dtype
+from pytest_pallas.draw.meshes import MeshAxes, labels_of
+from pytest_pallas.draw.sizes import exceeding
 from pytest_pallas.errors import DrawTooLargeError, SpecError
 from pytest_pallas.record import DTYPE, VALUES, Aspect
 
@@ -103,6 +105,7 @@ class Arguments:
       recipe: the drawn choices, for messages.
       kin: the source of its variants.
       declared: the possible choices, as far as they are known.
+      mesh: the drawn sizes of the mesh that the call is for, by axis; empty if none was drawn.
     """
 
     args: tuple[Any, ...]
@@ -111,16 +114,24 @@ class Arguments:
     recipe: Mapping[str, Any] = field(default_factory=dict[str, Any])
     kin: VariantSource | None = None
     declared: Declared | None = None
+    mesh: Mapping[str, int] = field(default_factory=dict[str, int])
 
     def with_values(self, values: Drawn) -> Arguments:
         """Replace the first arrays of the call; see ``variants``."""
         rest = _unseen(self)[len(values) :]
-        recipe = {**self.recipe, **values.recipe}
-        return Arguments((*values, *rest), self.options, self.tuning, recipe, None, self.declared)
+        return Arguments(
+            (*values, *rest),
+            self.options,
+            self.tuning,
+            {**self.recipe, **values.recipe},
+            declared=self.declared,
+            mesh=self.mesh,
+        )
 
     def __repr__(self) -> str:
         parts = [_recipe_text(self.recipe) or _items_text(self.args)]
-        for name, keywords in (("options", self.options), ("tuning", self.tuning)):
+        named = (("options", self.options), ("tuning", self.tuning), ("mesh", self.mesh))
+        for name, keywords in named:
             if keywords:
                 text = ", ".join(f"{k}={_keyword_text(value)}" for k, value in keywords.items())
                 parts.append(f"{name}=({text})")
@@ -194,6 +205,40 @@ def arguments(
     return _arguments(arrays, then, options, tuning)
 
 
+def on_meshes(
+    axes: MeshAxes, meshes: Sequence[tuple[Mapping[str, int], SearchStrategy[Any]]]
+) -> SearchStrategy[Arguments]:
+    """Return a strategy for calls on drawn meshes; it shrinks to the first of them.
+
+    Args:
+      axes: of the meshes.
+      meshes: the sizes of each mesh, and the strategy of the calls there.
+    """
+    labels = labels_of(axes, [sizes for sizes, _ in meshes])
+    choices = {
+        Aspect("mesh", name): tuple(dict.fromkeys(sizes.values())) for name, sizes in labels.items()
+    }
+    together = [
+        {Aspect("mesh", name): labels[name][size] for name, size in sizes.items()}
+        for sizes, _ in meshes
+    ]
+    kept: dict[Declared, Declared] = {}
+
+    @st.composite
+    def call(draw: DrawFn) -> Arguments:
+        sizes, strategy = meshes[choose_together(draw, together)]
+        drawn = as_arguments(draw(strategy))
+        declared = drawn.declared or NOTHING
+        if declared not in kept:
+            kept[declared] = dataclasses.replace(
+                declared, choices={**choices, **declared.choices}, devices=labels
+            )
+        fields: dict[str, Any] = vars(drawn) | {"declared": kept[declared], "mesh": sizes}
+        return _arguments_of(fields.pop("args"), fields.pop("kin"), **fields)
+
+    return call()
+
+
 def as_arguments(drawn: object) -> Arguments:
     """Convert the draw of a strategy to ``Arguments``.
 
@@ -243,6 +288,9 @@ def _arguments(
     raise too_large
 
 
+_ROLES = {"then": "list", "options": "option", "tuning": "tuning"}
+
+
 def _call(
     draw: DrawFn, drawn: Any, then: Keywords, options: Keywords, tuning: Keywords
 ) -> Arguments:
@@ -254,7 +302,11 @@ def _call(
         keywords = _check_keywords(argument, value(drawn)) if callable(value) else value
         entries[argument] = keywords
         values[argument] = {
-            name: draw(entry) if isinstance(entry, SearchStrategy) else entry
+            name: (
+                choose(draw, entry, Aspect(_ROLES[argument], name), keyword_word)
+                if isinstance(entry, SearchStrategy)
+                else entry
+            )
             for name, entry in keywords.items()
         }
     fields = {name: {**getattr(base, name), **values[name]} for name in ("options", "tuning")}
@@ -346,9 +398,6 @@ def _keyword_text(value: Any) -> str:
 # other strategies than a plain ``sampled_from`` or ``booleans`` are not known.
 
 
-#: Limit on the number of declared choices.
-MOST = 24
-
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 
 
@@ -362,17 +411,21 @@ class Declared:
       kinds: for each dim with a pool the kind of boundary of each size.
       tiles: for each dim with sizes around tiles, the tiles.
       deep: for each dim with a size for the buffers of the kernel, that size.
+      impossible: pairs of choices that constraints or the budget forbid.
       keyword_kinds: for each option or tuning parameter the kinds of its values; see
         ``keyword_kind``.
+      devices: for each axis of a drawn mesh the word of each size.
     """
 
     choices: Mapping[Aspect, tuple[str, ...]] = field(default_factory=dict[Aspect, tuple[str, ...]])
     kinds: Mapping[str, Mapping[int, str]] = field(default_factory=dict[str, Mapping[int, str]])
     tiles: Mapping[str, tuple[int, ...]] = field(default_factory=dict[str, tuple[int, ...]])
     deep: Mapping[str, int] = field(default_factory=dict[str, int])
+    impossible: frozenset[frozenset[tuple[Aspect, str]]] = frozenset()
     keyword_kinds: Mapping[Aspect, frozenset[str]] = field(
         default_factory=dict[Aspect, frozenset[str]]
     )
+    devices: Mapping[str, Mapping[int, str]] = field(default_factory=dict[str, Mapping[int, str]])
 
 
 NOTHING = Declared()
@@ -401,15 +454,21 @@ def declare_arrays(
     kinds: dict[str, dict[int, str]] = {}
     tiles: dict[str, tuple[int, ...]] = {}
     deep: dict[str, int] = {}
+    forbidden: list[frozenset[frozenset[tuple[str, str]]]] = []
     for sizes in sorted(itemsizes):  # from the smallest, which allow the largest dims
         made = plan(sizes)
         tiles.update((name, pool.tiles) for name, pool in made.pools.items() if pool.tiles)
         deep.update((name, pool.sizes[-1]) for name, pool in made.pools.items() if pool.deep)
+        forbidden.append(impossible_pairs(made))
         for name, kind_of in boundaries(made).items():
             kinds.setdefault(name, {}).update(kind_of)
     for name, kind_of in kinds.items():
         by_aspect[Aspect("dim", name)] = tuple(dict.fromkeys(kind_of.values()))
-    return Declared(by_aspect, kinds, tiles, deep)
+    impossible = frozenset(
+        frozenset((Aspect("dim", name), kind) for name, kind in pair)
+        for pair in frozenset.intersection(*forbidden)
+    )
+    return Declared(by_aspect, kinds, tiles, deep, impossible)
 
 
 def declare_keywords(
@@ -427,12 +486,6 @@ def declare_keywords(
     return dataclasses.replace(declared, choices=by_aspect, keyword_kinds=kinds)
 
 
-def alternatives(strategy: Any) -> tuple[Any, ...]:
-    """Return the choices of a strategy; empty if they are not known, or more than ``MOST``."""
-    elements = sampled_elements(strategy)
-    return () if elements is None or len(elements) > MOST else tuple(elements)
-
-
 def aspects(drawn: Arguments | Drawn) -> Iterator[tuple[Aspect, str]]:
     """Yield the aspects of a draw, each with its word."""
     declared = drawn.declared or NOTHING
@@ -447,24 +500,21 @@ def aspects(drawn: Arguments | Drawn) -> Iterator[tuple[Aspect, str]]:
             aspect = Aspect(role, name)
             if aspect in declared.choices:
                 yield aspect, keyword_word(value)
+    yield from mesh_aspects(drawn)
+
+
+def mesh_aspects(drawn: object) -> Iterator[tuple[Aspect, str]]:
+    """Yield the axes of the drawn mesh of a call, each with the word of its size."""
+    if isinstance(drawn, Arguments) and drawn.mesh:
+        for name, labels in (drawn.declared or NOTHING).devices.items():
+            yield Aspect("mesh", name), labels[drawn.mesh[name]]
 
 
 def extents(drawn: Arguments | Drawn) -> frozenset[str]:
-    """Return how a draw exceeds the tiles of its dims.
-
-    ``"several"``: more than one tile along every dim with tiles. ``"ragged"``: the last of several
-    tiles is partial along one of them. ``"deep"``: more tiles along one than the kernel has
-    buffers. Empty if no dim has tiles.
-    """
+    """Return how a draw exceeds the tiles of its dims; see ``sizes.exceeding``."""
     declared = drawn.declared or NOTHING
-    tiles = declared.tiles
-    sizes = {name: drawn.recipe.get(name, 0) for name in tiles}
-    deep = any(sizes.get(name, 0) >= size for name, size in declared.deep.items())
-    ways = {"deep"} if deep else set[str]()
-    if tiles and all(sizes[name] > max(tiles[name]) for name in tiles):
-        whole = all(sizes[name] % max(tiles[name]) == 0 for name in tiles)
-        ways |= {"several"} if whole else {"several", "ragged"}
-    return frozenset(ways)
+    sizes = {name: drawn.recipe.get(name, 0) for name in declared.tiles}
+    return exceeding(sizes, declared.tiles, declared.deep)
 
 
 def larger_first(spec: object, drawn: Arguments | Drawn) -> frozenset[str]:

@@ -30,8 +30,10 @@ from pytest_pallas.draw.arguments import (
     VariantSource,
     as_arguments,
     declare_arrays,
+    dtype_word,
     kth,
 )
+from pytest_pallas.draw.covering import choose
 from pytest_pallas.draw.dims import (
     MAX_ELEMENTS,
     NOTHING_LEARNED,
@@ -56,6 +58,7 @@ from pytest_pallas.draw.sizes import (
 )
 from pytest_pallas.draw.values import check_classes, generate
 from pytest_pallas.errors import SpecError
+from pytest_pallas.record import VALUES, Aspect
 
 #: A dtype, or a strategy that draws one.
 DTypes = npt.DTypeLike | SearchStrategy[Any]
@@ -233,13 +236,16 @@ def _check_count(shapes: ShapeSpec, dtypes: Sequence[Any]) -> None:
 
 @st.composite
 def _arrays(draw: DrawFn, plan: _ArraysPlan) -> Drawn:
-    drawn: list[Any] = [draw(strategy) for strategy in plan.dtypes]
+    drawn: list[Any] = [
+        choose(draw, strategy, Aspect("dtype", str(number) if number else ""), dtype_word)
+        for number, strategy in enumerate(plan.dtypes)
+    ]
     if len(drawn) == 1 and isinstance(drawn[0], tuple):
         drawn = [*drawn[0]]
         _check_count(plan.shapes, drawn)
     dtypes = [as_dtype(dtype, "what dtype drew") for dtype in drawn]
     sizes = draw(plan.sizes(tuple(dtype.itemsize for dtype in dtypes)))
-    values, seed = draw(plan.values), draw(_SEEDS)
+    values, seed = choose(draw, plan.values, VALUES, str), draw(_SEEDS)
     if current_probe() is not None:
         import jax
 

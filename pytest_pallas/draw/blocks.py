@@ -235,7 +235,9 @@ def device_meshes(
     devices: Collection[int] = (1, 2, 3, 4, 6, 8),
     divides: Mapping[str, int] | None = None,
 ) -> SearchStrategy[dict[str, int]]:
-    """Return a strategy for the sizes of a mesh's axes, as ``KernelSpec.meshes`` takes them.
+    """Return a strategy for the sizes of a mesh's axes, for a test of your own.
+
+    A spec draws its meshes itself; see ``KernelSpec.meshes``.
 
     Example::
 

@@ -13,11 +13,11 @@ import functools
 import math
 import random
 import sys
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
-from itertools import combinations, count, islice, permutations
+from itertools import chain, combinations, count, islice, permutations, product
 from typing import Any
 
 from hypothesis import reject
@@ -25,6 +25,8 @@ from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn, SearchStrategy
 
 from pytest_pallas.budget import option_text
+from pytest_pallas.compat.fuzzing import answering
+from pytest_pallas.draw.covering import current_covering
 from pytest_pallas.draw.sizes import (
     Constraint,
     Learned,
@@ -121,7 +123,24 @@ class DimsPlan:
     @functools.cached_property
     def row(self) -> SearchStrategy[int]:
         """A strategy for the number of a row."""
-        return st.sampled_from(range(len(self.table)))
+        return st.sampled_from(range(max(len(self.table), self.uncapped + 1)))
+
+    @functools.cached_property
+    def largest(self) -> tuple[int, ...]:
+        """The position of the largest size of each pool, which the arrays need not fit."""
+        return tuple(len(pool.sizes) - 1 for pool in self.pools.values())
+
+    @functools.cached_property
+    def uncapped(self) -> int:
+        """The number of the row with the largest sizes: with it, only the caps say the sizes."""
+        return self.table.index(self.largest) if self.largest in self.table else len(self.table)
+
+    @functools.cached_property
+    def kinds(self) -> Mapping[str, Sequence[str]]:
+        """Of each pool, the kinds of its sizes."""
+        return {
+            name: [boundary(size, pool) for size in pool.sizes] for name, pool in self.pools.items()
+        }
 
     @functools.cached_property
     def caps(self) -> Sequence[tuple[int, SearchStrategy[int]]]:
@@ -261,6 +280,49 @@ def boundaries(plan: DimsPlan) -> dict[str, dict[int, str]]:
     return kinds
 
 
+#: So many rows of sizes are looked at to find which kinds of sizes never come together.
+_COMPARED = 4000
+
+
+def impossible_pairs(plan: DimsPlan) -> frozenset[frozenset[tuple[str, str]]]:
+    """Return the pairs of kinds of sizes that constraints and budget forbid, by dim.
+
+    Where there are too many sizes to try all, those are meant that no row of the table has and none
+    of many random rows.
+    """
+    pools = plan.pools
+    if len(pools) < 2:
+        return frozenset()
+    positions = [range(len(pool.sizes)) for pool in pools.values()]
+    rows: Iterable[Sequence[int]] = product(*positions)
+    if math.prod(map(len, positions)) > _COMPARED:
+        chance = random.Random(0)
+        rows = chain(plan.table, ([chance.choice(p) for p in positions] for _ in range(_COMPARED)))
+    possible = set[frozenset[tuple[str, str]]]()
+    for row in rows:
+        sizes = {name: pool.sizes[at] for (name, pool), at in zip(pools.items(), row, strict=True)}
+        kinds = [(name, plan.kinds[name][at]) for name, at in zip(pools, row, strict=True)]
+        pairs = {frozenset(pair) for pair in combinations(kinds, 2)}
+        if pairs - possible and _fits(plan, {**dict.fromkeys(plan.free, 1), **sizes}):
+            possible |= pairs
+    every = {
+        frozenset({(one, kind), (other, another)})
+        for one, other in combinations(pools, 2)
+        for kind, another in product(plan.kinds[one], plan.kinds[other])
+    }
+    return frozenset(every - possible)
+
+
+def _fits(plan: DimsPlan, sizes: dict[str, int]) -> bool:
+    """Return whether a plan may draw sizes: at most one dim has a size for all buffers."""
+    deep = [name for name, pool in plan.pools.items() if pool.deep]
+    if sum(sizes[name] == plan.pools[name].sizes[-1] for name in deep) > 1:
+        return False  # one is enough, and large already
+    if plan.constrained:
+        return _complete(plan, sizes)
+    return not _too_large(plan.shapes, sizes, plan.budget)
+
+
 def _differences(shapes: ShapeSpec, unequal: bool | Sequence[str]) -> list[Constraint]:
     """Return the constraints that ``unequal`` stands for."""
     names = shapes.names if unequal is True else tuple(unequal or ())
@@ -313,11 +375,7 @@ def draw_dims(draw: DrawFn, plan: DimsPlan) -> dict[str, int]:
     probe = current_probe()
     if probe is not None and any(pool.unsaid for pool in plan.pools.values()):
         return _probed(plan, probe, sizes)
-    number = draw(plan.row)
-    positions = [
-        min(position, draw(cap) - cap_base)
-        for (cap_base, cap), position in zip(plan.caps, plan.table[number], strict=True)
-    ]
+    positions = _planned(draw, plan, sizes) or _positions(draw, plan)
     sizes |= {n: p.sizes[at] for (n, p), at in zip(plan.pools.items(), positions, strict=True)}
     if plan.constrained:
         if not _complete(plan, sizes):
@@ -325,6 +383,41 @@ def draw_dims(draw: DrawFn, plan: DimsPlan) -> dict[str, int]:
     elif _too_large(plan.shapes, sizes, plan.budget):
         _reduce(plan, sizes, first=draw(st.integers(0, len(plan.pools) - 1)) if plan.pools else 0)
     return {name: sizes[name] for name in plan.shapes.variables}
+
+
+def _positions(draw: DrawFn, plan: DimsPlan) -> Sequence[int]:
+    """Draw the position of each pool's size: a row of the table, some capped."""
+    number = draw(plan.row)
+    return _capped(plan, number, [draw(cap) - cap_base for cap_base, cap in plan.caps])
+
+
+def _capped(plan: DimsPlan, number: int, caps: Sequence[int]) -> Sequence[int]:
+    """Return a row's positions, none above its cap."""
+    row = plan.largest if number == plan.uncapped else plan.table[number]
+    return [min(position, cap) for cap, position in zip(caps, row, strict=True)]
+
+
+def _planned(draw: DrawFn, plan: DimsPlan, free: Mapping[str, int]) -> Sequence[int] | None:
+    """Draw the positions that the plan of the example chooses; None if there are none."""
+    covering = current_covering()
+    if covering is None or not plan.pools:
+        return None
+
+    def fits(sizes: Mapping[str, int]) -> bool:
+        return _fits(plan, {**free, **sizes})
+
+    positions = covering.sizes(plan.pools, plan.kinds, fits, plan.table)
+    if positions is None:
+        return None
+    with answering(plan.uncapped):
+        number = draw(plan.row)
+    caps = list[int]()
+    for (cap_base, cap), position in zip(plan.caps, positions, strict=True):
+        with answering(position):
+            caps.append(draw(cap) - cap_base)
+    drawn = _capped(plan, number, caps)
+    covering.fix_sizes(plan.pools, plan.kinds, drawn)
+    return drawn
 
 
 def _probed(plan: DimsPlan, probe: Probe, drawn: Mapping[str, int]) -> dict[str, int]:

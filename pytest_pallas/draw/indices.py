@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn, SearchStrategy
 
 from pytest_pallas.draw.arguments import bounded
+from pytest_pallas.draw.covering import kind_of_list
 from pytest_pallas.draw.dtypes import as_dtype, is_int
 from pytest_pallas.draw.sizes import check_int, check_tiles, simplicity
 from pytest_pallas.draw.values import range_of
@@ -90,18 +91,29 @@ def lengths(
         edges(min_length, max_length, tiles, position=position) for position in range(count)
     )
 
+    kinds = ["each", "ascending", "descending", "full", "single", "least"]
+    if count > 1 and min_length == 0:
+        kinds += ["empty first", "empty last", *(["empty within"] if count > 2 else [])]
+
     @st.composite
     def drawn(draw: DrawFn) -> Int32s:
         # As many choices for every kind, because hypothesis takes fewer ones for simpler.
-        kind = draw(st.sampled_from(("each", "each", "each", "full", "single", "least")))
-        own = [draw(number) for number in numbers]
+        kind = kind_of_list(draw, "lengths", kinds)
+        own = np.array([draw(number) for number in numbers], np.int32)
         single = draw(st.integers(0, count - 1))
-        if kind == "each":
-            return np.array(own, np.int32)
-        made = np.full(count, max_length if kind == "full" else min_length, np.int32)
-        if kind == "single":
-            made[single] = own[single]
-        return made
+        if kind in ("full", "least", "single"):
+            made = np.full(count, max_length if kind == "full" else min_length, np.int32)
+            made[single] = own[single] if kind == "single" else made[single]
+            return made
+        if kind != "each":
+            own = _different(own - min_length, max_length - min_length + 1) + min_length
+        if kind in ("ascending", "descending"):
+            return np.sort(own) if kind == "ascending" else np.sort(own)[::-1].copy()
+        if kind.startswith("empty"):
+            empty = {"empty first": 0, "empty within": count // 2, "empty last": count - 1}[kind]
+            own[own == 0] = max_length
+            own[empty] = 0
+        return own
 
     return bounded("lengths", (count,), drawn())
 
@@ -140,17 +152,19 @@ def group_sizes(
 
     @st.composite
     def drawn(draw: DrawFn) -> Int32s:
-        kinds = ("even", "cuts", "cuts", "cuts", "one", *(() if full else ("none",)))
-        kind = draw(st.sampled_from(kinds))
+        kinds = ("even", "cuts", "empty first", "empty last", "one", *(() if full else ("none",)))
+        kind = kind_of_list(draw, "groups", kinds)
         made = np.zeros(groups, np.int32)
         if kind == "even":
             made[:] = total // groups
             made[: total % groups] += 1
         if kind == "one":
             made[draw(st.integers(0, groups - 1))] = total
-        if kind == "cuts":
-            ends = sorted(draw(position) for position in cuts)
-            made[:] = np.diff([0, *ends, *([total] if full else [])])
+        if kind in ("cuts", "empty first", "empty last"):
+            ends = [0, *sorted(draw(position) for position in cuts), *([total] if full else [])]
+            if groups > 1 and kind != "cuts":
+                ends[1 if kind == "empty first" else -2] = ends[0 if kind == "empty first" else -1]
+            made[:] = np.diff(ends)
         return made
 
     return bounded("group_sizes", (groups,), drawn())
@@ -226,7 +240,7 @@ def segment_ids(
     @st.composite
     def row(draw: DrawFn) -> Int32s:
         kinds = ("one", "cuts", "cuts", "cuts", "each", *(() if contiguous else ("scattered",) * 2))
-        kind = draw(st.sampled_from(kinds))
+        kind = kind_of_list(draw, "segments", kinds)
         # Often as many as there may be, since some of them are empty or padding.
         counts = st.integers(1, len(positions)) | st.just(len(positions))
         count = draw(counts) if kind in ("cuts", "scattered") else 1
@@ -280,7 +294,7 @@ def permutations(length: int) -> SearchStrategy[Ints]:
     @st.composite
     def drawn(draw: DrawFn) -> Ints:
         kinds = ("same", "swapped", "reversed", "moved", "shuffled", "shuffled")
-        kind = draw(st.sampled_from(kinds))
+        kind = kind_of_list(draw, "permutations", kinds)
         made = np.arange(length, dtype=np.int32)
         if kind == "swapped":
             one, other = draw(st.integers(0, length - 1)), draw(st.integers(0, length - 1))
@@ -346,7 +360,8 @@ def indices(
     def drawn(draw: DrawFn) -> Ints:
         # The fewer indices, the more draws it takes until every edge was in one of them.
         kinds = ("ascending", *("edges",) * (2 if count > 4 else 8), "descending", "shuffled")
-        kind = draw(st.sampled_from((*kinds, *(() if unique else ("repeated",)))))
+        kinds = (*kinds, *(() if unique else ("repeated",)))
+        kind = kind_of_list(draw, "indices", kinds)
         # As many choices for every kind, because hypothesis takes fewer ones for simpler.
         edge = np.array([draw(number) for number in numbers])
         seed = draw(SEEDS)
@@ -404,7 +419,7 @@ def page_tables(
     def drawn(draw: DrawFn) -> Ints:
         needed = sequences * pages_each
         kinds = ("in order", "permuted", "permuted", "last", "prefix", "one page")
-        kind = draw(st.sampled_from(kinds if shared else kinds[:4]))
+        kind = kind_of_list(draw, "pages", kinds if shared else kinds[:4])
         made = np.arange(needed) % pages
         if kind == "last":  # the end of the cache, in descending order
             made = pages - 1 - made
@@ -423,9 +438,12 @@ def page_tables(
 
 
 def _different(made: Ints, size: int) -> Ints:
-    """Replace each number that appeared before by the next free one, modulo ``size``."""
+    """Replace each number that appeared before by the next free one, modulo ``size``.
+
+    If there are fewer numbers than places, those that are left repeat some.
+    """
     taken: set[int] = set()
-    for number in made.tolist():
+    for number in made[:size].tolist():
         while number in taken:
             number = (number + 1) % size
         taken.add(number)

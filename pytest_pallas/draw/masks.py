@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn, SearchStrategy
 
 from pytest_pallas.draw.arguments import bounded
+from pytest_pallas.draw.covering import kind_of_list
 from pytest_pallas.draw.indices import SEEDS, edges
 from pytest_pallas.draw.sizes import check_int
 from pytest_pallas.errors import SpecError
@@ -136,7 +137,7 @@ def masks(
     def mask(draw: DrawFn) -> Mask:
         # Every kind draws shift, window and seed, even if it uses none of them: Hypothesis takes
         # fewer choices for simpler, and would prefer a kind that draws less.
-        kind = draw(st.sampled_from(names))
+        kind = kind_of_list(draw, "masks", names)
         request = _MaskRequest(
             query=np.arange(queries)[:, None],
             key=np.arange(keys)[None, :],

@@ -10,17 +10,30 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from types import MappingProxyType
-from typing import Any, Literal, TypedDict, Unpack, get_args, get_origin, get_type_hints
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Literal,
+    TypedDict,
+    Unpack,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 import numpy as np
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
-from pytest_pallas.draw.arguments import Arguments, arguments, as_arguments
+from pytest_pallas.draw.arguments import Arguments, arguments, as_arguments, on_meshes
 from pytest_pallas.draw.arrays import DTypes, arrays
 from pytest_pallas.draw.dtypes import SUPPORTED, as_dtype, dtype_pairs, dtypes
+from pytest_pallas.draw.meshes import MeshAxes, is_drawn, sizes_of
 from pytest_pallas.draw.sizes import Sizes, Tiles
-from pytest_pallas.errors import ShapeLanguageError, SpecError
+from pytest_pallas.errors import ShapeLanguageError, SpecError, TooFewDevicesError
+
+if TYPE_CHECKING:
+    from jax.sharding import Mesh
 
 
 def kernel_args(spec: Any, *, mesh: Any = None) -> SearchStrategy[Arguments]:
@@ -34,8 +47,9 @@ def kernel_args(spec: Any, *, mesh: Any = None) -> SearchStrategy[Arguments]:
 
     Args:
       spec: a ``KernelSpec``.
-      mesh: the ``jax.sharding.Mesh`` that the call is for. Specs with ``meshes`` need one, with the
-        axes of one of these; others take none.
+      mesh: the ``jax.sharding.Mesh`` that the call is for, with the axes of one of the spec's
+        ``meshes``. A spec that draws its mesh needs none: then each call has its own,
+        ``call.mesh``, of simulated devices.
 
     Draws ``Arguments``: what the suite draws for the spec.
 
@@ -50,6 +64,8 @@ def kernel_args(spec: Any, *, mesh: Any = None) -> SearchStrategy[Arguments]:
             raise SpecError(f"kernel_args: the spec {spec.name!r} has no meshes; drop mesh=")
         return _calls(spec.name, spec.inputs)
     meshes = " or ".join(str(dict(sizes)) for sizes in spec.meshes)
+    if mesh is None and len(spec.meshes) == 1 and is_drawn(spec.meshes[0]):
+        return st.deferred(lambda: _on_drawn_meshes(spec))
     if mesh is None:
         raise SpecError(
             f"kernel_args: the inputs of spec {spec.name!r} depend on a mesh, such as {meshes}; "
@@ -62,6 +78,48 @@ def kernel_args(spec: Any, *, mesh: Any = None) -> SearchStrategy[Arguments]:
             f"{meshes}, not {mesh!r:.80}"
         )
     return _calls(spec.name, spec.inputs(mesh))
+
+
+def _on_drawn_meshes(spec: Any) -> SearchStrategy[Arguments]:
+    (axes,) = spec.meshes
+    meshes = inputs_on_meshes(spec, axes, "cpu")
+    return on_meshes(axes, [(dict(mesh.shape), strategy) for mesh, strategy in meshes])
+
+
+def inputs_on_meshes(
+    spec: Any, axes: MeshAxes, platform: str
+) -> Sequence[tuple[Mesh, SearchStrategy[Any]]]:
+    """Return the meshes that a spec draws, each with the strategy of its calls.
+
+    Those of too many devices are left out, and those for which the inputs raise ``SpecError``, or
+    draw nothing.
+
+    Args:
+      spec: the spec.
+      axes: of the meshes.
+      platform: of the devices; ``"cpu"`` for simulated ones.
+
+    Raises:
+      TooFewDevicesError, SpecError: why there is none, of the smallest mesh.
+    """
+    from pytest_pallas.backends.devices import make_mesh  # which starts JAX
+
+    refused: list[Exception] = []
+    inputs: list[tuple[Mesh, Any]] = []
+    for sizes in sizes_of(axes):
+        try:
+            mesh = make_mesh(sizes, platform)
+            strategy = spec.inputs(mesh)
+        except (TooFewDevicesError, SpecError) as error:
+            refused.append(error)
+            continue
+        if not getattr(strategy, "is_empty", False):
+            inputs.append((mesh, strategy))
+    if inputs:
+        return inputs
+    if refused:
+        raise refused[0]
+    raise SpecError(f"{spec.name}: its inputs draw nothing for any mesh of {dict(axes)}")
 
 
 def _calls(name: str, inputs: Any) -> SearchStrategy[Arguments]:

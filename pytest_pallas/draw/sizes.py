@@ -438,6 +438,27 @@ def boundary(size: int, pool: SizePool) -> str:
     return "prime" if _prime_above(size - 1) == size else "other"
 
 
+def exceeding(
+    sizes: Mapping[str, int], tiles: Mapping[str, Sequence[int]], deep: Mapping[str, int]
+) -> frozenset[str]:
+    """Return how sizes exceed tiles.
+
+    ``"several"``: more than one tile along every dim with tiles. ``"ragged"``: the last of several
+    tiles is partial along one of them. ``"deep"``: more tiles along one than the kernel has
+    buffers. Empty if no dim has tiles.
+
+    Args:
+      sizes: of all dims.
+      tiles: of dims that have some.
+      deep: of dims, the size from which on a kernel uses its buffers again.
+    """
+    ways = {"deep"} if any(sizes[name] >= size for name, size in deep.items()) else set[str]()
+    if tiles and all(sizes[name] > max(tiles[name]) for name in tiles):
+        whole = all(sizes[name] % max(tiles[name]) == 0 for name in tiles)
+        ways |= {"several"} if whole else {"several", "ragged"}
+    return frozenset(ways)
+
+
 def check_int(argument: str, value: object, least: int) -> int:
     """Check that ``value`` is an integer of at least ``least``, and return it as an int."""
     # numpy's integers are some, too, but no bool is

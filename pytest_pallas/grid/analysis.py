@@ -105,7 +105,8 @@ def never_written(call: GridCall, window: GridWindow, use: OutputUse) -> Iterato
         "error" if returned else "warning",
         (),
         f"no program writes {unwritten}{more} of the output {list(window.shape)}: grid "
-        f"{tuple(call.grid)}, blocks {window.sizes}.{doubt}",
+        f"{tuple(call.grid)}{', which has no programs' if 0 in call.grid else ''}, blocks "
+        f"{window.sizes}.{doubt}",
         "Let the grid have pl.cdiv(size, block) programs along each axis, and the index map reach "
         "every block; or alias the output to an input that holds the rest.",
     )

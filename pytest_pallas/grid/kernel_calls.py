@@ -44,8 +44,12 @@ _CALLS = frozenset(
 #: Primitives that may return before their effect is complete; a kernel with one of them can race.
 ASYNCHRONOUS = frozenset(
     {
-        *("dma_start", "semaphore_signal", "semaphore_wait", "emit_pipeline", "wgmma"),
-        *("copy_gmem_to_smem", "copy_smem_to_gmem", "barrier_arrive", "barrier_wait"),
+        *("dma_start", "semaphore_signal", "semaphore_wait", "emit_pipeline"),
+        *("copy_gmem_to_smem", "copy_smem_to_gmem", "wgmma", "wgmma_ref", "tcgen05_mma"),
+        *("async_load", "async_store_smem", "async_store_tmem", "async_copy_smem_to_tmem"),
+        *("async_copy_scales_to_tmem", "async_copy_sparse_metadata_to_tmem", "try_cluster_cancel"),
+        *("barrier_arrive", "barrier_arrive_and_wait", "barrier_test", "barrier_wait"),
+        *("tcgen05_commit_arrive", "semaphore_signal_multicast", "semaphore_signal_parallel"),
     }
 )
 
@@ -506,7 +510,8 @@ def on_two_devices(kernels: Sequence[KernelCall]) -> str | None:
         if kernel.devices == 2 and reaches_devices(kernel):
             return (
                 f"{kernel.name} ran on 2 devices, where one neighbour is everybody: that a barrier "
-                "hears from one only shows on 3 and more; run it on 3, 4 and 6 devices, too"
+                "hears from one only shows on 3 and more; run it on 3, 4 and 6 devices, too, as a "
+                'KernelSpec with meshes="x" does'
             )
     return None
 

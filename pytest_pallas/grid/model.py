@@ -483,8 +483,6 @@ def describe_writer(
     facts = call.facts
     if facts is None or not facts.grid:
         return ""  # one program, or refs
-    if 0 in facts.grid:
-        return f"{call.name} has the grid {facts.grid}, so no program runs, and nothing is written"
     writers = writers_of(call, output, index)
     if writers is None:
         return ""

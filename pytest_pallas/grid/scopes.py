@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from pallas_sim.traces import KERNEL_PRIMITIVES, open_jaxpr, sub_jaxprs
+from pallas_sim.traces import KERNEL_PRIMITIVES, note_callers, open_jaxpr, sub_jaxprs
 from pytest_pallas.grid.kernel_calls import KernelCall, called_jaxpr, equations_inside, kernel_call
 
 #: Primitives that may pass on only some elements of an operand: the use is not known behind them.
@@ -127,6 +127,7 @@ def _converted(array: Any, dtype: Any) -> Any:
 def _fill(scope: JaxprScope) -> None:
     """Make the scopes inside one."""
     for eqn in scope.jaxpr.eqns:
+        note_callers(eqn)
         if eqn.primitive.name in KERNEL_PRIMITIVES:
             continue
         inside: list[JaxprScope] = []

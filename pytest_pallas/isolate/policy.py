@@ -35,6 +35,7 @@ from pytest_pallas.backends.processes import gang
 from pytest_pallas.backends.protocol import label
 from pytest_pallas.compat.settings import has_opened_an_accelerator
 from pytest_pallas.decoding import DataError, decode, parse
+from pytest_pallas.draw.meshes import is_drawn
 from pytest_pallas.errors import FOLDERS
 from pytest_pallas.pytest_session import PytestSession, current
 
@@ -483,7 +484,8 @@ def _kind(item: Any) -> str | None:
 
 def _devices(item: Any) -> bool:
     if hasattr(item, "spec"):
-        return math.prod(item.mesh.values()) > 1 if hasattr(item, "mesh") else False
+        axes = getattr(item, "axes", {})
+        return is_drawn(axes) or math.prod(axes.values()) > 1
     if _DEVICES & {*getattr(item, "fixturenames", ())}:
         return True
     mark = item.get_closest_marker("pallas_mesh")

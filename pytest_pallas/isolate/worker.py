@@ -100,6 +100,8 @@ class WorkerSession:
         self.items: dict[str, pytest.Item] = {}
         self.collected: set[str | None] = set()
         self._database_apart: Recorded | None = None
+        #: That of the plugin, and Hypothesis' default one; empty before another one is used.
+        self._own_databases: Sequence[Any] = ()
         current(self.config).observer = self.alarm
 
     def run(self, request: WorkerRequest) -> WorkerReply:
@@ -125,7 +127,10 @@ class WorkerSession:
         if request.learns is not None:
             return self._learn(request, request.learns)
         if request.changes is not None:
-            self._record_changes(request.examples, request.changes)
+            apart = self._record_changes(request.examples, request.changes)
+        else:
+            apart = None
+            self._use_databases(*self._own_databases)
         self.alarm.begin("set-up", request.timeout)
         current(self.config).given_facts = request.facts
         current(self.config).facts.update(request.facts or {})
@@ -154,7 +159,7 @@ class WorkerSession:
         return dataclasses.replace(
             reply,
             killed={key: by for key, by in state.killed.items() if key not in request.killed},
-            changes=self._database_apart.changes if self._database_apart else (),
+            changes=apart.changes if apart else (),
         )
 
     def _devices(self, labels: Sequence[str]) -> WorkerReply:
@@ -209,8 +214,8 @@ class WorkerSession:
 
     def _record_changes(
         self, examples: Mapping[str, bytes] | None, changes: Sequence[Change]
-    ) -> None:
-        """Give the next test a separate database, after these changes to it.
+    ) -> Recorded:
+        """Give the next test a separate database, after these changes to it, and return it.
 
         The separate database records what the test saves, and writes nothing. The reply sends these
         changes to the process that asked, and that process writes them to its own database once the
@@ -226,18 +231,28 @@ class WorkerSession:
 
         from pytest_pallas.draw.database import Recorded
 
-        if self._database_apart is None:
+        apart: Any = self._database_apart
+        if apart is None:
             state = current(self.config)
+            default = None if settings.default is None else settings.default.database
+            self._own_databases = state.database, default
             database = state.database if examples is None else _copied(state, examples)
-            apart: Any = Recorded(InMemoryExampleDatabase() if database is None else database)
-            if state.database is not None:
-                state.database = apart
-            if settings.default is not None and settings.default.database is not None:
-                settings.register_profile(_PROFILE, parent=settings.default, database=apart)
-                settings.load_profile(_PROFILE)
+            apart = Recorded(InMemoryExampleDatabase() if database is None else database)
             self._database_apart = apart
-        assert self._database_apart is not None
-        self._database_apart.reset(changes)
+        apart.reset(changes)
+        self._use_databases(*(own if own is None else apart for own in self._own_databases))
+        return apart
+
+    def _use_databases(self, database: Any = None, default: Any = None) -> None:
+        """Let the plugin use a database, and Hypothesis another one."""
+        from hypothesis import settings
+
+        if not self._own_databases:
+            return
+        current(self.config).database = database
+        if settings.default is not None and settings.default.database is not default:
+            settings.register_profile(_PROFILE, parent=settings.default, database=default)
+            settings.load_profile(_PROFILE)
 
     def _learn(self, request: WorkerRequest, spec: tuple[str, str]) -> WorkerReply:
         """Collect the file of a spec; return the facts of the spec that collection finds out."""

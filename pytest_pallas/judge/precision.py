@@ -18,11 +18,11 @@ import numpy as np
 
 from pallas_sim.dtypes import epsilon, is_complex, is_inexact
 from pallas_sim.findings import SourceLine
+from pallas_sim.findings import read as line_of
 from pallas_sim.traces import (
     KERNEL_PRIMITIVES,
     is_literal,
     open_jaxpr,
-    place_of_call,
     scan_parts,
     source_line,
     sub_jaxprs,
@@ -230,8 +230,7 @@ def _of_user(precision: Precision | None, eqn: Any) -> Precision | None:
 
 
 def _line(eqn: Any) -> SourceLine | None:
-    call = place_of_call(eqn)
-    return None if call is None else call.at
+    return line_of(source_line(eqn) or "")
 
 
 # The same trace in float64.

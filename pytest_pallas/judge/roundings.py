@@ -314,7 +314,7 @@ def rounded(jaxpr: Any, arrays: Sequence[Any], rounding: Rounding, draws: int) -
       for 2^x. ``(a - b) - c`` is also ``a - (b + c)``. An exponential ``exp(a - b)`` that has been
       summed may be computed again as ``exp(a - lse)``, with the stored ``lse = b + log(sum)``: its
       later uses have the error of rounding ``lse``, the same for all terms of the sum, and that of
-      rounding ``a``. What is
+      rounding ``a``, or of another matrix product. What is
       multiplied with it, as in ``p * (dp - delta)``, has that error relative to its terms, and
       those of the matrix products in it, at each use after the first: a reference may subtract
       from it what its error cancels with, as the gradient of the largest exponent does.
@@ -420,7 +420,7 @@ class _Draw:
             return [_Value(self._off(results[0], wide), error=error)]
         if name in EXACT:
             raw = all(operand.raw for operand in operands if _is_inexact(operand.array))
-            error = self._error(name, bind, operands, arrays) if name in _MOVES else None
+            error = self._error(name, bind, operands, arrays) if moves else None
             return [
                 _Value(result, raw or not _is_inexact(result), error=error) for result in results
             ]
@@ -484,10 +484,16 @@ class _Draw:
             errors.append(error)
         if all(error is None for error in errors):
             return None
-        if name in ("add", "add_any", "sub", *_MOVES):
+        if name in _MOVES or name in _CHOICES:
+            moved = list(arrays)
+            for position, (array, error) in enumerate(zip(arrays, errors, strict=True)):
+                if _is_inexact(array):
+                    moved[position] = np.zeros_like(array)
+                    if error is not None:
+                        moved[position] += error.astype(array.dtype)
+            changes = bind(moved)
+        elif name in ("add", "add_any", "sub"):
             changes = [error for error in errors if error is not None]
-            if name in _MOVES:
-                changes = bind([changes[0].astype(arrays[0].dtype)])
         else:
             changes = list[Any]()
             for position, error in enumerate(errors):
@@ -526,6 +532,8 @@ class _Draw:
         result = self._off(bind([self._off(array, wide)])[0], _APPROXIMATION * wide)
         self._count += 1
         factor = math.log(2) if name == "exp2" else 1.0
+        if exponent.error is not None:
+            rounded = np.hypot(rounded, exponent.error)
         self._exponents[self._count] = factor * rounded
         return _Value(result, subtracted=factor * subtracted, exponential=self._count)
 

@@ -233,7 +233,12 @@ def moved_values(mask: Array, actual: Array, oracle: Array, slack: float) -> Ite
                 return
     if oracle.ndim >= 2:
         block = _swapped_blocks(mask, actual, oracle, slack)
-        if block:
+        if block is None:
+            return
+        if any(size == length for size, length in zip(block, oracle.shape[-2:], strict=True)):
+            # In one row of blocks, swapped indices are those of the first block: as other mistakes.
+            yield f"each block of {block} holds what belongs in the first one: a constant index?"
+        else:
             yield f"block (i, j) of {block} holds what belongs in block (j, i): swapped indices?"
 
 
@@ -259,9 +264,22 @@ def _swapped_blocks(
             continue
         row, column = np.arange(rows)[:, None], np.arange(columns)[None]
         source = _swapped(row, column, block, (rows, columns))
-        if fits(actual, oracle[..., *source], slack):
+        if fits(actual, oracle[..., *source], slack) and _shows_a_swap(mask, block):
             return block
     return None
+
+
+def _shows_a_swap(mask: Array, block: tuple[int, int]) -> bool:
+    """Return whether an element is wrong in a block that another one can swap with.
+
+    The others have the last block, as a table of pages may give it to them. In one row of blocks
+    all have the same.
+    """
+    (height, width), (rows, columns) = block, mask.shape[-2:]
+    i, j = np.arange(rows)[:, None] // height, np.arange(columns)[None] // width
+    low, high = sorted((rows // height, columns // width))
+    pairs = (i != j) & (np.maximum(i, j) < low)
+    return bool((mask & pairs).any()) or (low == 1 < high)
 
 
 def _swapped(

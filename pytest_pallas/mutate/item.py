@@ -27,6 +27,7 @@ from pytest_pallas.checks.schedule import Runs
 from pytest_pallas.decoding import Between, DataError, decode, jsonable
 from pytest_pallas.draw.arguments import as_arguments
 from pytest_pallas.draw.diversity import draw_name
+from pytest_pallas.draw.meshes import MeshAxes
 from pytest_pallas.errors import MutantError
 from pytest_pallas.mutate import Mutant, mutants_of
 from pytest_pallas.mutate.canonical import TracedProgram, unchanged
@@ -213,14 +214,14 @@ class CheckCall:
 
     def key(self, *, differentiated: bool) -> Hashable:
         """The key of the program of this call, or of its gradient."""
-        mesh = tuple(self.part.mesh.items())
+        mesh = tuple(self.part.axes.items())
         return label(self.part.backend), mesh, draw_name(self.drawn), differentiated
 
     def error(self, mutant: Mutant | None, runs: dict[Any, Runs]) -> Exception | None:
         """Run the check; return its error, or None if it passes."""
         session = self.run.session
         session.mutant = mutant
-        trial = runs.setdefault((self.part.backend, *self.part.mesh.items()), Runs())
+        trial = runs.setdefault((self.part.backend, *self.part.axes.items()), Runs())
         try:
             run_example(self.run, self.drawn, trial=trial)
         except Exception as error:
@@ -395,15 +396,13 @@ class MutantsItem(SpecItem):
     def of(cls, parent: Any, spec: KernelSpec, parts: Sequence[SpecItem]) -> MutantsItem:
         """Make the item of a spec whose checks are ``parts``, one at least."""
         first: Backend = parts[0].backend
-        mesh: Mapping[str, int] = max(
-            (part.mesh for part in parts), key=lambda mesh: len(mesh), default={}
-        )
+        axes: MeshAxes = max((part.axes for part in parts), key=lambda axes: len(axes), default={})
         self = super().from_parent(
             parent,
             spec=spec,
             check=MUTANTS,
             backend=first,
-            mesh=mesh,
+            axes=axes,
             name=f"{spec.name}-{MUTANTS.name}",
         )
         assert isinstance(self, cls)
@@ -517,8 +516,8 @@ def _fails(item: SpecItem) -> bool:
     return any(item.get_closest_marker(name) for name in ("xfail", "skip"))
 
 
-def _where(item: SpecItem) -> tuple[str, tuple[tuple[str, int], ...]]:
-    return label(item.backend), tuple(item.mesh.items())
+def _where(item: SpecItem) -> tuple[str, Hashable]:
+    return label(item.backend), tuple(item.axes.items())
 
 
 def mutants_item(

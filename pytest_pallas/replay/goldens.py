@@ -37,15 +37,16 @@ from pytest_pallas.decoding import (
     Sized,
     decode,
     parse,
+    replacing,
     shown,
 )
 from pytest_pallas.errors import GoldenError
 from pytest_pallas.judge.tolerance import ProductPrecision
 from pytest_pallas.replay.values import Array, call_of, dump, load, metadata_of, read
-from pytest_pallas.results import replacing
 
-#: Version of the JSON form of goldens; see docs/goldens.md. Before 2, no array was compressed.
-SCHEMA = 2
+#: Version of the JSON form of goldens; see docs/goldens.md. Before 2, no array was compressed;
+#: before 3, all arrays of a golden were in one file.
+SCHEMA = 3
 
 #: Version of the JSON form of examples.
 EXAMPLE_SCHEMA = 1
@@ -130,6 +131,11 @@ class GoldenCall:
     examples: Annotated[int, Between(0, 2**31)]
     drawn: Text = ""
 
+    @property
+    def names(self) -> Sequence[str]:
+        """The names of its arrays."""
+        return [f"in{number}" for number in range(len(self.kinds))]
+
 
 @dataclass(frozen=True, kw_only=True)
 class Golden:
@@ -143,7 +149,9 @@ class Golden:
       origin: where the answer came from.
       call: the inputs.
       outputs: the arrays of the answer.
-      tensors: SHA-256 of the file of the arrays: ``in0``, ``in1``... and ``out0``, ``out1``...
+      arrays: SHA-256 of the file of each array: of the call, and then of the answer.
+      tensors: before schema 3, SHA-256 of the file of all arrays, ``in0``, ``in1``... and
+        ``out0``, ``out1``...; "" since.
       products: the precision of the kernel's products of float32; None for float32, and in goldens
         that do not tell it.
     """
@@ -155,7 +163,8 @@ class Golden:
     origin: Origin
     call: GoldenCall
     outputs: tuple[Output, ...]
-    tensors: Annotated[str, Matching("([0-9a-f]{64})?", "a SHA-256")]
+    arrays: tuple[Digest, ...] = ()
+    tensors: Annotated[str, Matching("([0-9a-f]{64})?", "a SHA-256")] = ""
     products: ProductPrecision | None = None
 
     @property
@@ -184,9 +193,10 @@ def question_of(kernel: str, check: str, mesh: Mapping[str, int], digest: str) -
 def to_json(golden: Golden) -> dict[str, Any]:
     """Return a golden as plain JSON values."""
     plain = {"schema": SCHEMA, **dataclasses.asdict(golden)}
-    if golden.products is None:
-        del plain["products"]  # as goldens were written before there were any
-    return plain
+    # As goldens were written before there were any products, and since each array has a file.
+    return {
+        name: value for name, value in plain.items() if name not in ("products", "tensors") or value
+    }
 
 
 def from_json(plain: Any) -> Golden:
@@ -195,7 +205,7 @@ def from_json(plain: Any) -> Golden:
     Raises:
       GoldenError: it is no golden, or of a newer version of pytest-pallas.
     """
-    content = without_schema(plain, (1, SCHEMA), "golden")
+    content = without_schema(plain, range(1, SCHEMA + 1), "golden")
     try:
         return decode(Golden, content)
     except DataError as error:
@@ -386,7 +396,7 @@ def _loaded(content: bytes) -> LoadedExample:
 # The folder of ``--pallas-golden-dir``: a manifest a golden, and the arrays by their content.
 #
 #     goldens/<name>.json             one answer, without its arrays
-#     tensors/<sha256>.safetensors    arrays, which several goldens may share
+#     tensors/<sha256>.safetensors    an array, which several goldens may share
 #
 # Every file is written under another name and renamed, arrays before the manifest that names them.
 # So processes that write at the same time, or die in the middle, leave whole files. Names of files
@@ -442,14 +452,21 @@ class Store:
         Raises:
           OSError: the folder cannot be written to.
         """
-        content = dump(arrays, compressed=True)
-        golden = dataclasses.replace(golden, tensors=hashlib.sha256(content).hexdigest())
-        path = self.folder / "tensors" / f"{golden.tensors}.safetensors"
-        if not path.is_file():
-            write_file(path, content)
+        names = (*golden.call.names, *(f"out{number}" for number in range(len(golden.outputs))))
+        files = tuple(self._put(arrays[name]) for name in names)
+        golden = dataclasses.replace(golden, arrays=files, tensors="")
         text = json.dumps(to_json(golden), indent=1, sort_keys=True) + "\n"
         write_file(self.folder / "goldens" / f"{golden.name}.json", text.encode())
         return golden
+
+    def _put(self, array: Array) -> str:
+        """Write an array, unless it is there; return the SHA-256 of its file."""
+        content = dump({_ARRAY: array}, compressed=True)
+        name = hashlib.sha256(content).hexdigest()
+        path = self.folder / "tensors" / f"{name}.safetensors"
+        if not path.is_file():
+            write_file(path, content)
+        return name
 
     def outputs(self, golden: Golden) -> dict[str, Array]:
         """Load the arrays of an answer by path; of a sampled one, its sample.
@@ -470,18 +487,29 @@ class Store:
         Raises:
           GoldenError: the file is missing or damaged.
         """
-        kinds = {f"in{number}": kind for number, kind in enumerate(golden.call.kinds)}
+        kinds = dict(zip(golden.call.names, golden.call.kinds, strict=True))
         return list(self._arrays(golden, kinds).values())
 
-    def _arrays(
-        self, golden: Golden, kinds: Mapping[str, tuple[str, tuple[int, ...]]]
-    ) -> dict[str, Array]:
-        path = self.folder / "tensors" / f"{golden.tensors}.safetensors"
+    def _arrays(self, golden: Golden, kinds: Mapping[str, Kind]) -> dict[str, Array]:
+        if golden.tensors:
+            return self._load(golden, golden.tensors, kinds)
+        first = {"in": 0, "out": len(golden.call.kinds)}
+        arrays: dict[str, Array] = {}
+        for name, kind in kinds.items():
+            side = name.rstrip("0123456789")
+            number = first[side] + int(name.removeprefix(side))
+            if number >= len(golden.arrays):
+                raise GoldenError(f"the array {name!r} of {golden} is missing: {_AGAIN}")
+            arrays[name] = self._load(golden, golden.arrays[number], {_ARRAY: kind})[_ARRAY]
+        return arrays
+
+    def _load(self, golden: Golden, file: str, kinds: Mapping[str, Kind]) -> dict[str, Array]:
+        path = self.folder / "tensors" / f"{file}.safetensors"
         if not path.exists():
             raise GoldenError(f"{path}: the arrays of {golden} are missing: {_AGAIN}")
         _require_file(path)
         content = path.read_bytes()
-        if hashlib.sha256(content).hexdigest() != golden.tensors:
+        if hashlib.sha256(content).hexdigest() != file:
             raise GoldenError(f"{path}: its content was changed, or is not all there: {_AGAIN}")
         try:
             return load(content, kinds)
@@ -501,6 +529,9 @@ class Store:
 
 
 _AGAIN = "delete it, and record again"
+
+#: The name of the array in its file.
+_ARRAY = "array"
 
 
 def _require_file(path: Path) -> None:

@@ -20,7 +20,9 @@ import pytest
 from pallas_sim.errors import PallasError, first_line
 from pytest_pallas._version import __version__
 from pytest_pallas.backends.protocol import label
+from pytest_pallas.checks.context import CheckContext
 from pytest_pallas.checks.golden import written_call
+from pytest_pallas.draw.meshes import fixed_sizes, place_of
 from pytest_pallas.errors import facts_of
 from pytest_pallas.pytest_session import PytestSession, variant_of
 from pytest_pallas.replay.goldens import Example, content_of, write_file
@@ -53,7 +55,7 @@ def example_of(session: PytestSession, item: pytest.Item, error: PallasError) ->
         suite=session.options.suite if spec is not None else (),
         kernel=failure.name,
         check=failure.check,
-        mesh=dict(getattr(item, "mesh", None) or {}),
+        mesh=_mesh(item, failure.context),
         plain=written.plain,
         kinds=tuple((array.dtype.name, array.shape) for array in written.arrays),
         backend=label(failure.context.backend),
@@ -140,8 +142,7 @@ def _save(
     folder, failure = folder_for(session), facts_of(error).failure
     test = item.nodeid if number == 1 else f"{item.nodeid}, failure {number}"
     name = f"{failure.name}-{failure.check}-{label(failure.context.backend)}"
-    mesh = getattr(item, "mesh", None) or {}
-    name += "".join(f"-{axis}{size}" for axis, size in mesh.items())
+    name += place_of(_mesh(item, failure.context))
     path = free_path(folder, script_name(name), test)
     example = path.with_suffix(SUFFIX)
     if not _write(example, example_of(session, item, error)):
@@ -158,6 +159,11 @@ def _save(
     _write(path, script.text.encode())
     note = f"not complete, fill in {'; '.join(script.missing)}" if script.missing else ""
     return Saved(path, note, example)
+
+
+def _mesh(item: pytest.Item, context: CheckContext) -> dict[str, int]:
+    """Return the sizes of the mesh of an example: those that it drew, or of its item."""
+    return dict(context.arguments.mesh) or fixed_sizes(getattr(item, "axes", {}))
 
 
 def _write(path: Path, content: bytes | None) -> bool:

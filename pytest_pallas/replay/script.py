@@ -250,10 +250,15 @@ def backend_name(backend: Backend, what: str) -> str:
 
 def without_mesh(function: Any) -> tuple[Any, Mesh | None]:
     """Return a function without the mesh that it is bound to, and the mesh."""
-    if isinstance(function, functools.partial) and not function.args:
-        mesh = function.keywords.get("mesh")
-        if isinstance(mesh, Mesh) and list(function.keywords) == ["mesh"]:
-            return function.func, mesh
+    if isinstance(function, functools.partial):
+        rest = dict(function.keywords)
+        mesh = rest.pop("mesh", None)
+        if isinstance(mesh, Mesh):  # a partial of a partial is one with the keywords of both
+            plain = not function.args and not rest
+            inner = (
+                function.func if plain else functools.partial(function.func, *function.args, **rest)
+            )
+            return inner, mesh
     return function, None
 
 

@@ -84,6 +84,15 @@ def locate(item: pytest.Item, report: pytest.TestReport, error: BaseException) -
         report.location = (os.path.relpath(path, root), line, report.location[2])
 
 
+def _add_section(report: pytest.TestReport, text: str) -> None:
+    """Add the plugin's section to a report, where ``--show-capture`` does not hide it."""
+    add: Any = getattr(report.longrepr, "addsection", None)
+    if add is None:  # a text, as ``--tb=native`` or another plugin makes
+        report.sections.append((SECTION, text))
+    else:
+        add(SECTION, text, "-")
+
+
 def attach(
     session: PytestSession,
     item: pytest.Item,
@@ -104,7 +113,7 @@ def attach(
             script = "" if saved is None else f"\nscript: {saved}"
             if saved is not None and saved.example is not None:
                 script += f"\nexample: {saved.example}"
-            report.sections.append((SECTION, f"replay: {replay}{script}"))
+            _add_section(report, f"replay: {replay}{script}")
     if error is not None and outcome == "failed":
         locate(item, report, error)
     records: list[Record] = []

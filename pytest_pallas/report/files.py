@@ -26,7 +26,7 @@ from pallas_sim.errors import OptionError
 from pytest_pallas._version import __version__
 from pytest_pallas.backends.protocol import label
 from pytest_pallas.compat.testing import worker_count
-from pytest_pallas.decoding import jsonable
+from pytest_pallas.decoding import jsonable, replacing
 from pytest_pallas.errors import BackendUnavailableError
 from pytest_pallas.mutate.report import others
 from pytest_pallas.pytest_session import PytestSession
@@ -42,7 +42,7 @@ from pytest_pallas.record import (
 )
 from pytest_pallas.report.section import number
 from pytest_pallas.report.terminal import count_distinct, entries
-from pytest_pallas.results import FinishedTest, plain_tests, replacing, text_parts
+from pytest_pallas.results import FinishedTest, plain_tests, text_parts
 
 if TYPE_CHECKING:
     from pytest_pallas.results import RunProgress

@@ -31,6 +31,8 @@ class Covered:
       dtypes: the distinct dtypes.
       tried: for each aspect the drawn values.
       never: for each aspect the declared values that were not drawn.
+      pairs: of choices: those that came together in the examples of one check, in that where they
+        are most, and those that may.
       finished: whether a check ran all its examples; a failure stops a check.
     """
 
@@ -39,6 +41,7 @@ class Covered:
     dtypes: set[str] = field(default_factory=set[str])
     tried: Values = field(default_factory=dict[Aspect, dict[str, None]])
     never: Values = field(default_factory=dict[Aspect, dict[str, None]])
+    pairs: tuple[int, int] = (0, 0)
     finished: bool = False
 
     @property
@@ -68,6 +71,8 @@ def covered(records: Iterable[Record]) -> list[Covered]:
         kernel.shapes.update(record.inputs["shapes"])
         kernel.dtypes.update(record.inputs["dtypes"])
         kernel.finished |= record.outcome in ("passed", "xpassed")
+        together, possible = record.inputs.get("pairs", (0, 0))
+        kernel.pairs = max(kernel.pairs, (together, possible))
         for title, into in (("tried", kernel.tried), ("never", kernel.never)):
             for aspect, values in aspects_from_json(record.inputs[title]).items():
                 into.setdefault(aspect, {}).update(dict.fromkeys(values))
@@ -100,6 +105,9 @@ def summary(kernels: Sequence[Covered]) -> str:
         if choices:
             tried, declared = map(sum, zip(*choices, strict=True))
             counts.append(f"{tried} of {declared} {title}")
+    together, possible = map(sum, zip(*(kernel.pairs for kernel in kernels), strict=True))
+    if possible:
+        counts.append(f"{together} of {possible} pairs")
     return f"inputs: {', '.join(counts)}"
 
 

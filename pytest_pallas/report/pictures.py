@@ -20,7 +20,7 @@ from pallas_sim.dtypes import Array, is_complex, is_exact, wide
 from pallas_sim.errors import PallasError
 from pallas_sim.findings import Finding, read
 from pytest_pallas.checks.context import CheckResult, ComparedOutputs
-from pytest_pallas.checks.verdict import contents_of, raised_frame, writer_of
+from pytest_pallas.checks.verdict import contents_of, raised_frames, writer_of
 from pytest_pallas.draw.arguments import Arguments
 from pytest_pallas.errors import facts_of
 from pytest_pallas.grid.analysis import Analysis
@@ -99,8 +99,8 @@ def lines_of(findings: Iterable[Finding]) -> list[str]:
 def _raised_at(error: PallasError) -> list[str]:
     """List the line where a kernel raised, or where the simulator could not continue."""
     line = getattr(error, "line", "")
-    frame = raised_frame(facts_of(error).kernel_error)
-    return [line] if frame is None else [line, f"{frame.filename}:{frame.lineno}"]
+    frames = raised_frames(facts_of(error).kernel_error)
+    return [line, *(f"{frame.filename}:{frame.lineno}" for frame in frames)]
 
 
 def sources_of(lines: Iterable[str]) -> list[dict[str, Any]]:

@@ -272,9 +272,10 @@ def _add_likewise(report: pytest.TestReport, names: str) -> None:
     if isinstance(report.longrepr, str):
         report.longrepr = f"{report.longrepr}\n  likewise  {names}"
         return
-    for position, (title, text) in enumerate(report.sections):
+    sections: list[Any] = getattr(report.longrepr, "sections", report.sections)
+    for position, (title, text, *rest) in enumerate(sections):
         if title == SECTION:
-            report.sections[position] = (title, f"{text}\nlikewise: {names}")
+            sections[position] = (title, f"{text}\nlikewise: {names}", *rest)
 
 
 # Progress lines.

@@ -15,9 +15,11 @@ from pallas_sim.tracing import tracing_for
 from pytest_pallas.backends.protocol import Backend, Call, RunSettings, label
 from pytest_pallas.backends.registry import REPLACED, with_target
 from pytest_pallas.backends.tracing import kernels_of
-from pytest_pallas.draw.arguments import Arguments
+from pytest_pallas.draw.arguments import Arguments, on_meshes
 from pytest_pallas.draw.arrays import draw_once
 from pytest_pallas.draw.dims import around, probing
+from pytest_pallas.draw.meshes import MeshAxes, fixed_sizes, is_drawn
+from pytest_pallas.draw.signatures import inputs_on_meshes
 from pytest_pallas.errors import TooFewDevicesError
 from pytest_pallas.grid.kernel_calls import KernelCall, buffers_of, is_for_gpus, tiles_of
 from pytest_pallas.session import Session, SpecFacts
@@ -103,7 +105,12 @@ def mesh_on(backend: Backend, sizes: Mapping[str, int]) -> Mesh:
     """
     from pytest_pallas.backends.devices import make_mesh
 
-    return make_mesh(sizes, backend.platform if backend.kind == "hardware" else "cpu")
+    return make_mesh(sizes, _platform(backend))
+
+
+def _platform(backend: Backend) -> str:
+    """Return the platform of a backend's devices; that of simulated ones is the CPU."""
+    return backend.platform if backend.kind == "hardware" else "cpu"
 
 
 def mesh_or_skip(session: Session, backend: Backend, sizes: Mapping[str, int]) -> Mesh:
@@ -115,8 +122,13 @@ def mesh_or_skip(session: Session, backend: Backend, sizes: Mapping[str, int]) -
     try:
         return mesh_on(backend, sizes)
     except TooFewDevicesError as error:
-        if session.item is None or session.options_for(session.item).missing == "error":
-            raise
+        _skip_too_few(session, error)
+        raise
+
+
+def _skip_too_few(session: Session, error: TooFewDevicesError) -> None:
+    """Skip the running test, unless that must not be skipped."""
+    if session.item is not None and session.options_for(session.item).missing != "error":
         pytest.skip(str(error))
 
 
@@ -250,6 +262,17 @@ def on_its_platform(
     return dataclasses.replace(spec, kernel={"gpu": spec.kernel})
 
 
+def with_named(spec: KernelSpec, backend: Backend, names: Collection[str]) -> KernelSpec:
+    """Return the spec for a backend on which checks are named: a compiler decides what it batches.
+
+    Where ``vmap`` is not named, it leaves out kernels that JAX is known to make no batch of.
+    """
+    if backend.kind != "compiling" or spec.vmappable is not None:
+        return spec
+    named = "vmap" in {*names, *(spec.checks or ())}
+    return dataclasses.replace(spec, vmappable=True) if named else spec
+
+
 def _draws_for_gpus(spec: KernelSpec, timeout: float) -> bool:
     """Return whether a drawn call of a spec's plain function has kernels for GPUs only."""
     try:
@@ -330,24 +353,61 @@ def _traced(call: Call, platform: str) -> Sequence[KernelCall] | None:
 SECONDS = 5.0
 
 
-def adapted(session: Session, spec: KernelSpec, mesh: Any, sizes: Mapping[str, int]) -> Any:
+def run_on(
+    session: Session, backend: Backend, spec: KernelSpec, axes: MeshAxes, *, skips: bool = True
+) -> dict[str, Any]:
+    """Return the fields of a ``CheckRun`` for a mesh, or for meshes that are drawn.
+
+    With ``skips``, too few devices skip the test, or fail it (``--pallas-missing``).
+
+    Raises:
+      TooFewDevicesError: there are fewer devices than the smallest mesh has.
+      SpecError: there are no inputs for any of the meshes.
+    """
+    try:
+        if is_drawn(axes):
+            return {"axes": axes, "meshes": inputs_on(session, backend, spec, axes)}
+        return {"axes": axes, "mesh": mesh_on(backend, fixed_sizes(axes)) if axes else None}
+    except TooFewDevicesError as error:
+        if skips:
+            _skip_too_few(session, error)
+        raise
+
+
+def inputs_on(
+    session: Session, backend: Backend, spec: KernelSpec, axes: MeshAxes
+) -> Sequence[tuple[Mesh, Any]]:
+    """Return the meshes that a spec draws on a backend: ``inputs_on_meshes``, once."""
+    key = (spec.file, spec.name, _platform(backend), *axes.items())
+    if key not in session.meshes:
+        session.meshes[key] = inputs_on_meshes(spec, axes, _platform(backend))
+    return session.meshes[key]
+
+
+def adapted(
+    session: Session, spec: KernelSpec, axes: MeshAxes, meshes: Sequence[tuple[Mesh | None, Any]]
+) -> Any:
     """Return the strategy of a spec, with draws around the kernel's blocks, and for its buffers.
 
     Args:
       session: caches what was learned.
       spec: the spec.
-      mesh: the ``jax.sharding.Mesh`` to run on, or None.
-      sizes: of the mesh, by axis.
+      axes: of the mesh to run on; empty without one.
+      meshes: the mesh, or all that are drawn, each with the strategy of its calls.
     """
-    inputs: Any = spec.inputs
-    strategy = inputs if mesh is None else inputs(mesh)
-    key = (spec.file, spec.name, *sizes.items())
+    key = (spec.file, spec.name, *axes.items())
     facts = session.facts.get((spec.file, spec.name))
-    if facts is not None and facts.fault:
-        return strategy  # its trace did not end at collection
-    if key not in session.tiles:
+    traced = facts is None or not facts.fault  # otherwise its trace did not end at collection
+    if traced and key not in session.tiles:
+        mesh, strategy = meshes[0]
         session.tiles[key] = learned(spec, strategy, mesh)
-    return around(strategy, *session.tiles[key])
+    strategies = [
+        around(strategy, *session.tiles[key]) if traced else strategy for _, strategy in meshes
+    ]
+    if not is_drawn(axes):
+        return strategies[0]
+    sizes = (dict(mesh.shape) for mesh, _ in meshes if mesh is not None)
+    return on_meshes(axes, list(zip(sizes, strategies, strict=True)))
 
 
 def learned(spec: KernelSpec, strategy: Any, mesh: Any) -> tuple[dict[str, tuple[int, ...]], int]:

@@ -33,6 +33,7 @@ from pytest_pallas.checks.cross import accepted
 from pytest_pallas.checks.verdict import conclude, drawn_facts
 from pytest_pallas.draw.arguments import Arguments, Drawn, as_arguments
 from pytest_pallas.draw.arrays import draw_once
+from pytest_pallas.draw.meshes import is_drawn, sizes_of
 from pytest_pallas.errors import (
     EXPECTED,
     BackendUnavailableError,
@@ -52,11 +53,12 @@ from pytest_pallas.run.backends import (
     call_of,
     expected_failure,
     implementations_of,
-    mesh_on,
     mesh_or_skip,
     on_claimed_chips,
     on_its_platform,
     on_mesh,
+    run_on,
+    with_named,
 )
 from pytest_pallas.run.check_run import (
     CheckRun,
@@ -65,6 +67,7 @@ from pytest_pallas.run.check_run import (
     lacks_mesh,
     misfit,
     name_of,
+    replayed_call,
     run_example,
 )
 from pytest_pallas.run.drawn import run_drawn
@@ -394,7 +397,7 @@ def _run_of_call(
     for role, function in (("kernel", kernel), ("reference", fields["reference"])):
         if made is not None and function is not None and not accepted(function, ["mesh"]):
             raise OptionError(f"{fields['name']}: the {role} takes no mesh=; leave it out")
-    return check_run(session, backend, kernel, mesh=made, sizes=sizes, **fields)
+    return check_run(session, backend, kernel, mesh=made, axes=sizes, **fields)
 
 
 def _peers(
@@ -472,7 +475,7 @@ def _check_once(run: CheckRun, arguments: Arguments, named: bool) -> Any:
     session, check, backend = run.session, run.check, run.backend
     replayed = session.replayed
     if replayed is not None and _is_of(replayed.example, run.name, check.name):
-        arguments = Arguments(*replayed.call)
+        arguments = replayed_call(run, replayed)
     headline = f"{run.name}: {check.name} on {label(backend)}"
     try:
         with _guarded(session, headline, backend):
@@ -613,7 +616,8 @@ def _check_spec(
       spec: the spec.
       arguments: the call; None for examples that the spec draws, as its items do.
       names: of the checks; by default those of its items.
-      mesh: the mesh to run on, or its sizes by axis; by default every mesh of the spec.
+      mesh: the mesh to run on, or its sizes by axis; by default that of the call, or every mesh of
+        the spec.
 
     Returns:
       What the kernel returned for the arguments, or the report of its compiler; None for examples.
@@ -636,16 +640,21 @@ def _check_spec(
     with _tracing_first(session, spec.name, backend):
         spec = on_its_platform(session, spec)
     backend = _claimed(session, spec, backend)
+    spec = with_named(spec, backend, names or session.options_for(session.item).checks)
+    if arguments is not None and mesh is None:
+        mesh = arguments.mesh or None
     meshes = _meshes(session, spec, backend, mesh)
-    if arguments is not None and len(meshes) > 1:
-        several = " or ".join(f"mesh={dict(sizes)}" for sizes, _ in meshes)
+    if arguments is not None and (len(meshes) > 1 or is_drawn(meshes[0]["axes"])):
+        several = " or ".join(
+            f"mesh={sizes}" for axes in spec.mesh_axes for sizes in sizes_of(axes)
+        )
         raise OptionError(
             f"{spec.name}: the spec in {spec.file} has several meshes; say for which one the "
             f"arguments are: {several}"
         )
     values: Any = None
-    for sizes, made in meshes:
-        run = functools.partial(check_run, session, backend, spec, mesh=made, sizes=sizes)
+    for fields in meshes:
+        run = functools.partial(check_run, session, backend, spec, **fields)
         if arguments is None:
             _check_drawn(run, names)
         else:
@@ -674,18 +683,18 @@ def _claimed(session: Session, spec: KernelSpec, backend: Backend) -> Backend:
 
 def _meshes(
     session: Session, spec: KernelSpec, backend: Backend, mesh: Mesh | Mapping[str, int] | None
-) -> Sequence[tuple[Mapping[str, int], Mesh | None]]:
-    """Return the meshes to run on with their sizes, without those of too few devices."""
+) -> Sequence[Mapping[str, Any]]:
+    """Return the meshes to run on, as fields of ``CheckRun``, without those of too few devices."""
     __tracebackhide__ = True
     if mesh is not None and not spec.meshes:
         raise OptionError(f"{spec.name}: the spec in {spec.file} has no meshes; leave out mesh=")
     if mesh is not None and not isinstance(mesh, Mapping):
-        return [(dict(mesh.shape), mesh)]
-    meshes: list[tuple[Mapping[str, int], Mesh | None]] = []
+        return [{"axes": dict(mesh.shape), "mesh": mesh}]
+    meshes: list[Mapping[str, Any]] = []
     lacking = ""
-    for sizes in (mesh,) if mesh is not None else spec.meshes or ({},):
+    for axes in (mesh,) if mesh is not None else spec.mesh_axes or ({},):
         try:
-            meshes.append((sizes, mesh_on(backend, sizes) if sizes else None))
+            meshes.append(run_on(session, backend, spec, axes, skips=False))
         except TooFewDevicesError as error:
             if session.item is None or session.options_for(session.item).missing == "error":
                 raise
@@ -757,7 +766,7 @@ def _check_drawn(made: Callable[..., CheckRun], names: Sequence[str]) -> None:
     with _tracing_first(session, spec.name, backend):
         for check in _applying(plain, names, drawn=True):
             if not _are_named(names) and unmet_by_kernels(
-                session, spec, check, backend, plain.sizes
+                session, spec, check, backend, plain.axes
             ):
                 left_out.add(check.name)
             else:
@@ -821,7 +830,7 @@ def _replays(run: CheckRun, check: Check) -> bool:
     """Return whether a check runs: with ``--pallas-replay`` only what the example is of."""
     if (replayed := run.session.replayed) is None:
         return True
-    here = dict(replayed.example.mesh) in ({}, dict(run.sizes))
+    here = dict(replayed.example.mesh) in ({}, *sizes_of(run.axes))
     return here and _is_of(replayed.example, run.name, check.name)
 
 

@@ -12,7 +12,7 @@ import inspect
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import nullcontext, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -26,7 +26,6 @@ from pytest_pallas.checks.context import (
     CheckContext,
     CheckResult,
     ComparisonPeer,
-    OtherMeshes,
     call,
 )
 from pytest_pallas.checks.diagnosis import diagnose
@@ -35,18 +34,20 @@ from pytest_pallas.checks.verdict import drawn_facts, run_check
 from pytest_pallas.compat.fuzzing import is_rejection, rejecting
 from pytest_pallas.draw.arguments import Arguments, as_arguments
 from pytest_pallas.draw.diversity import draw_name
+from pytest_pallas.draw.meshes import MeshAxes, examples_for, fixed_sizes, place_of, sizes_of
 from pytest_pallas.errors import NotApplicableError, facts_of
 from pytest_pallas.grid.kernel_calls import on_two_devices
 from pytest_pallas.judge.tolerance import Tolerance, as_tolerance
 from pytest_pallas.options import Options
 from pytest_pallas.record import Note
-from pytest_pallas.run.backends import adapted, mesh_on, others_of
+from pytest_pallas.run.backends import adapted, others_of
 from pytest_pallas.run.result import Result
 from pytest_pallas.session import Session
 from pytest_pallas.spec import CallProperties, KernelSpec, properties_of
 
 if TYPE_CHECKING:
     from pytest_pallas.draw.diversity import ExampleSource, Subjects
+    from pytest_pallas.replay.goldens import LoadedExample
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,8 +64,9 @@ class CheckRun(CallProperties):
       kernel: the function on the mesh; see ``CheckContext``.
       reference: likewise; None on a backend that executes nothing.
       backend: where the kernel runs.
-      sizes: of the mesh, by axis; empty without one.
-      mesh: the ``jax.sharding.Mesh`` to run on, or None.
+      axes: of the mesh, each with its size, or the sizes to draw; empty without one.
+      mesh: the ``jax.sharding.Mesh`` to run on; None without one, or if each example draws its own.
+      meshes: the meshes that are drawn, with the strategies of their calls; see ``on_its_mesh``.
       others: the peers to compare with.
       spec: the spec; None for a function.
       drawn: whether examples are drawn from the spec, rather than given by a call.
@@ -83,7 +85,7 @@ class CheckRun(CallProperties):
     kernel: Callable[..., Any]
     reference: Callable[..., Any] | None
     backend: Backend
-    sizes: Mapping[str, int]
+    axes: MeshAxes
     mesh: Any
     others: Sequence[ComparisonPeer]
     spec: KernelSpec | None
@@ -91,14 +93,15 @@ class CheckRun(CallProperties):
     node: pytest.Item | None
     options: Options
     test: str
+    meshes: Sequence[tuple[Any, Any]] = ()
     before: Sequence[Backend] = ()
     expected: bool = False
     left_out: Callable[[str], bool] = lambda _: False
 
     @property
     def backend_name(self) -> str:
-        """The backend with the sizes of the mesh, which tells its result from others."""
-        return place_name(self.backend, self.sizes)
+        """The backend with the axes of the mesh, which tells its result from others."""
+        return place_name(self.backend, self.axes)
 
     @property
     def headline(self) -> str:
@@ -114,7 +117,7 @@ class CheckRun(CallProperties):
                 self.spec or self.name,
                 self.check.name,
                 self.backend,
-                self.sizes,
+                fixed_sizes(self.axes),
                 function=self.kernel,
             )
         return self.results[key]
@@ -125,45 +128,62 @@ class CheckRun(CallProperties):
 
     @property
     def devices(self) -> int:
-        """The number of devices that the kernel runs on."""
-        return 1 if self.mesh is None else self.mesh.size
+        """The number of devices that the kernel runs on, at most if it is drawn."""
+        meshes = [self.mesh] if self.mesh is not None else [mesh for mesh, _ in self.meshes]
+        return max((mesh.size for mesh in meshes), default=1)
+
+    @property
+    def sizes(self) -> Mapping[str, int]:
+        """The sizes of the mesh, by axis; empty without one, or if each example draws its own."""
+        return {} if self.mesh is None else dict(self.mesh.shape)
 
     @property
     def owner(self) -> str:
         """The name of its item, whether there is one or not: its failing examples are under it."""
         assert self.spec is not None
-        return item_name(self.spec, self.check.name, self.backend, self.sizes)
+        return item_name(self.spec, self.check.name, self.backend, self.axes)
 
     @property
     def examples(self) -> int:
         """The number of examples to draw, without a time limit."""
         if not self.drawn:
             return 0
-        return self.check.examples(self.options.examples_on(self.backend.kind, self.devices))
+        count = self.check.examples(self.options.examples_on(self.backend.kind, self.devices))
+        if not (self.meshes and self.check.every_mesh) or "max_examples" in self.options.explicit:
+            return count
+        return max(count, examples_for(self.axes, [dict(mesh.shape) for mesh, _ in self.meshes]))
 
     @property
     def source_key(self) -> tuple[Any, ...]:
         """The key of its examples' source among those of other specs and meshes."""
         assert self.spec is not None
-        return (self.spec.file, self.spec.name, *self.sizes.items())
+        meshes = [str(mesh.shape) for mesh, _ in self.meshes]
+        return (self.spec.file, self.spec.name, *self.axes.items(), *meshes)
 
     @property
     def source(self) -> ExampleSource:
         """The source of the spec's examples, which its checks and backends share."""
         from pytest_pallas.draw.diversity import shared
 
-        strategy = adapted(self.session, self.spec, self.mesh, self.sizes) if self.spec else None
-        return shared(self.session.sources, self.source_key, strategy)
+        return shared(self.session.sources, self.source_key, self._strategy)
+
+    def _strategy(self) -> Any:
+        spec: Any = self.spec
+        meshes = self.meshes
+        if not meshes:
+            inputs = spec.inputs
+            meshes = [(self.mesh, inputs if self.mesh is None else inputs(self.mesh))]
+        return adapted(self.session, spec, self.axes, meshes)
 
 
-def place_name(backend: Backend, sizes: Mapping[str, int]) -> str:
-    """Return a backend with the sizes of a mesh: ``tpu-sim:v6e-x4``."""
-    return label(backend) + "".join(f"-{axis}{size}" for axis, size in sizes.items())
+def place_name(backend: Backend, axes: MeshAxes) -> str:
+    """Return a backend with a mesh: ``tpu-sim:v6e-x4``, or ``tpu-sim:v6e-x`` if that is drawn."""
+    return f"{label(backend)}{place_of(axes)}"
 
 
-def item_name(spec: KernelSpec, check: str, backend: Backend, sizes: Mapping[str, int]) -> str:
+def item_name(spec: KernelSpec, check: str, backend: Backend, axes: MeshAxes) -> str:
     """Return the name of the item of a check, which owns its failing examples."""
-    return f"{spec.name}-{check}[{place_name(backend, sizes)}]"
+    return f"{spec.name}-{check}[{place_name(backend, axes)}]"
 
 
 def check_run(
@@ -172,7 +192,7 @@ def check_run(
     kernel: KernelSpec | Callable[..., Any],
     *,
     mesh: Any = None,
-    sizes: Mapping[str, int] | None = None,
+    axes: MeshAxes | None = None,
     **fields: Any,
 ) -> CheckRun:
     """Make the run of a kernel's check, from a spec or from the arguments of a call.
@@ -182,11 +202,11 @@ def check_run(
       backend: where the kernel runs.
       kernel: a spec, which has its properties, or a function.
       mesh: the ``jax.sharding.Mesh`` that kernel and reference get, or None.
-      sizes: of the mesh, by axis.
+      axes: of the mesh, or of those to draw.
       **fields: other fields of ``CheckRun``; those of a function are its properties, too. The
         check is by default ``forward``, the test that which is running.
     """
-    sizes = sizes or {}
+    axes = axes or {}
     node: pytest.Item | None = fields.setdefault("node", session.item)
     stated: dict[str, Any] = {"reference": None, "others": (), "spec": None}
     if not isinstance(kernel, KernelSpec):
@@ -198,16 +218,13 @@ def check_run(
             "name": spec.name,
             "kernel": spec.kernel_for(backend.platform),
             "reference": spec.reference,
-            "others": others_of(spec, backend, sizes, fields.get("before", ())),
+            "others": others_of(spec, backend, fixed_sizes(axes), fields.get("before", ())),
             "tolerance": spec.tolerance,
             "claimed": spec.claimed,
             **properties_of(spec),
         }
     stated |= fields
-    if mesh is not None:
-        for role in ("kernel", "reference"):
-            if stated[role] is not None:
-                stated[role] = functools.partial(stated[role], mesh=mesh)
+    stated |= _functions_on(mesh, stated["kernel"], stated["reference"])
     stated.setdefault("check", session.base)
     stated.setdefault("drawn", False)
     stated.setdefault("test", "" if node is None else node.nodeid.partition("[")[0])
@@ -216,10 +233,46 @@ def check_run(
         results=session.results,
         backend=backend,
         mesh=mesh,
-        sizes=sizes,
+        axes=axes,
         options=session.options_for(node),
         **stated,
     )
+
+
+def _functions_on(mesh: Any, kernel: Any, reference: Any) -> dict[str, Any]:
+    """Return the functions on a mesh, by role; as they are without one."""
+    return {
+        role: function if None in (mesh, function) else functools.partial(function, mesh=mesh)
+        for role, function in (("kernel", kernel), ("reference", reference))
+    }
+
+
+def on_its_mesh(run: CheckRun, arguments: Arguments) -> CheckRun:
+    """Return a run on the mesh that an example drew; the run itself if it is on one, or has none.
+
+    Raises:
+      OptionError: it does not draw this mesh, as in a replay with other devices.
+    """
+    if not run.meshes or run.mesh is not None or run.spec is None:
+        return run
+    of_example = [mesh for mesh, _ in run.meshes if dict(mesh.shape) == dict(arguments.mesh)]
+    if not of_example:
+        raise OptionError(
+            f"{run.headline}: the example is for mesh={dict(arguments.mesh)}, and the spec draws "
+            f"{', '.join(str(dict(mesh.shape)) for mesh, _ in run.meshes)} here"
+        )
+    mesh = of_example[0]
+    return replace(
+        run,
+        mesh=mesh,
+        others=others_of(run.spec, run.backend, arguments.mesh, run.before),
+        **_functions_on(mesh, run.kernel, run.reference),
+    )
+
+
+def replayed_call(run: CheckRun, replayed: LoadedExample) -> Arguments:
+    """Return the call of ``--pallas-replay``, on the mesh that it drew."""
+    return Arguments(*replayed.call, mesh=replayed.example.mesh if run.meshes else {})
 
 
 def diagnosed[T](run: CheckRun, function: Callable[[], T]) -> T:
@@ -259,6 +312,7 @@ def run_example(
     """
     __tracebackhide__ = True
     session, arguments = run.session, as_arguments(drawn)
+    run = on_its_mesh(run, arguments)
     counts = trial is None
     result = run.result if counts else Result.of(run.name, run.check.name, run.backend)
     if counts:
@@ -288,7 +342,8 @@ def run_example(
             )
         return None
     kernels = check_result.outcome.kernels if check_result.outcome else ()
-    if counts and run.check.base and (text := on_two_devices(kernels)) is not None:
+    text = on_two_devices(kernels) if counts and run.check.base else None
+    if text is not None and not _has_more_devices(run):
         result.add_note(Note(text, "run"))
     for check in _late_checks(run, check_result) if counts else ():
         text = (
@@ -299,6 +354,12 @@ def run_example(
         with suppress(NotApplicableError):
             run_check(check, context, run.name)
     return check_result
+
+
+def _has_more_devices(run: CheckRun) -> bool:
+    """Return whether the spec of a run has a mesh of three devices or more."""
+    axes = () if run.spec is None else run.spec.mesh_axes
+    return any(math.prod(sizes.values()) > 2 for one in axes for sizes in sizes_of(one))
 
 
 def _late_checks(run: CheckRun, check_result: CheckResult) -> Iterator[Check]:
@@ -327,6 +388,7 @@ def context_of(
     Raises:
       OptionError: a mark of the test has an argument that it cannot have.
     """
+    run = on_its_mesh(run, arguments)
     session, node = run.session, run.node
     runs = session.runs if session.mutant is None else Runs()
     tolerance, given_by = tolerance_for(run, dtypes_of(arguments.args))
@@ -354,63 +416,8 @@ def context_of(
         costs=session.costs if costs else None,
         claimed=run.claimed,
         explained=trial is None or session.mutant is None,
-        meshes=None if trial is not None or session.mutant else _other_meshes(run),
         **properties_of(run),
     )
-
-
-#: Numbers of devices: one neighbour is everybody on two devices, and two are on three. Of the last
-#: two the first that the kernel can run on is enough.
-_DEVICES = (3, 4, 6, 8)
-
-
-def _other_meshes(run: CheckRun) -> OtherMeshes | None:
-    """Return the other meshes for a spec with meshes, in the item of its smallest with devices.
-
-    Only simulators have any number of devices, and see what is out of order.
-    """
-    spec = run.spec
-    if spec is None or run.devices < 2 or not run.drawn or run.backend.kind != "simulating":
-        return None
-    if gang() is not None or run.devices != _fewest(spec):
-        return None
-    key = (spec.file, spec.name, label(run.backend))
-    kept = run.session.meshes
-    if key not in kept:
-        kept[key] = OtherMeshes(candidates=functools.partial(_candidates, run, spec))
-    return kept[key]
-
-
-def _fewest(spec: KernelSpec) -> int:
-    """Return the devices of the smallest mesh of a spec that has several."""
-    counts = [math.prod(sizes.values()) for sizes in spec.meshes]
-    return min((count for count in counts if count > 1), default=0)
-
-
-def _candidates(
-    run: CheckRun, spec: KernelSpec
-) -> Iterator[tuple[Mapping[str, int], Callable[[], CheckContext]]]:
-    axes = min((tuple(sizes) for sizes in spec.meshes), key=len)
-    if len(axes) == 1:
-        meshes = [{axes[0]: count} for count in _DEVICES]
-    else:
-        meshes = [dict.fromkeys(axes, 2) | {axis: 3} for axis in axes]
-    for sizes in meshes:
-        # On fewer devices than it is for, a kernel may do what makes no difference there.
-        if sizes not in spec.meshes and math.prod(sizes.values()) > _fewest(spec):
-            yield sizes, functools.partial(_context_on, run, spec, sizes)
-
-
-def _context_on(run: CheckRun, spec: KernelSpec, sizes: Mapping[str, int]) -> CheckContext:
-    """Make the context of the simplest call of a spec on another mesh."""
-    from pytest_pallas.draw.arrays import draw_once
-
-    mesh = mesh_on(run.backend, sizes)
-    other = check_run(
-        run.session, run.backend, spec, mesh=mesh, sizes=sizes, check=run.check, node=run.node
-    )
-    drawn = draw_once(adapted(run.session, spec, mesh, sizes))
-    return context_of(other, drawn, trial=Runs())
 
 
 def with_goldens(run: CheckRun) -> Check:

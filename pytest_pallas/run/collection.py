@@ -23,6 +23,7 @@ import pytest
 
 from pytest_pallas.errors import SpecError
 from pytest_pallas.pytest_session import current
+from pytest_pallas.run.commands import relative
 from pytest_pallas.spec import KernelSpec
 
 
@@ -359,8 +360,15 @@ def collect_file(path: Path, parent: pytest.Collector) -> pytest.Collector | Non
     for location in parent.config.stash.get(_LOCATIONS, []):
         module = location.module_of(path.resolve())
         if module is not None:
-            return SpecFile.from_parent(parent, path=path, module=module)
+            return SpecFile.from_parent(
+                parent, path=path, module=module, nodeid=_node_id(path, parent.config.rootpath)
+            )
     return None
+
+
+def _node_id(path: Path, root: Path) -> str | None:
+    """Return the node id of a file outside of the root, which is empty for pytest; None inside."""
+    return None if path.is_relative_to(root) else Path(relative(path, root)).as_posix()
 
 
 def reported_once(collector: pytest.Collector, report: pytest.CollectReport) -> None:

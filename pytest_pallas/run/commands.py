@@ -90,10 +90,10 @@ def _selection(item: pytest.Item, by_name: bool) -> Iterator[str]:
         yield from ("-k", item.name)
         return
     names = item.nodeid.partition("::")[2]
-    yield f"{_relative(item.path, folder)}::{names}"
+    yield f"{relative(item.path, folder)}::{names}"
 
 
-def _relative(path: Path, folder: Path) -> str:
+def relative(path: Path, folder: Path) -> str:
     """Return a path relative to a folder; as it is if there is none, as between two drives."""
     try:
         return os.path.relpath(path, folder)
@@ -116,14 +116,14 @@ def _configuration(item: pytest.Item, *, by_name: bool) -> Iterator[str]:
     repeated = {option.dest for option in options}
     if not by_name and "inifilename" not in repeated and _is_configured_elsewhere(item):
         if config.inipath is not None:
-            yield f"--config-file={_relative(config.inipath, config.invocation_params.dir)}"
+            yield f"--config-file={relative(config.inipath, config.invocation_params.dir)}"
         if "rootdir" not in repeated:
-            yield f"--rootdir={_relative(config.rootpath, config.invocation_params.dir)}"
+            yield f"--rootdir={relative(config.rootpath, config.invocation_params.dir)}"
     folder = config.invocation_params.dir
     if _is_imported_from_start(item, by_name=by_name):
         base = folder if config.inipath is None else config.inipath.parent
-        paths = [_relative(Path(path), base) for path in config.getini("pythonpath")]
-        yield from ("-o", f"pythonpath={shlex.join([*paths, _relative(folder, base)])}")
+        paths = [relative(Path(path), base) for path in config.getini("pythonpath")]
+        yield from ("-o", f"pythonpath={shlex.join([*paths, relative(folder, base)])}")
 
 
 def _is_setting_of_plugin(option: GivenOption) -> bool:

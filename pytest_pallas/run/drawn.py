@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -18,17 +19,31 @@ from typing import TYPE_CHECKING, Any, cast
 import jax
 
 from pallas_sim.errors import PallasError
+from pytest_pallas.backends.processes import gang
 from pytest_pallas.backends.tracing import shape_of
 from pytest_pallas.checks import Check
+from pytest_pallas.checks.context import CheckContext
 from pytest_pallas.checks.golden import Goldens, written_call
-from pytest_pallas.checks.verdict import conclude
+from pytest_pallas.checks.schedule import Runs
+from pytest_pallas.checks.verdict import conclude, run_check
 from pytest_pallas.draw.arguments import Arguments, as_arguments
+from pytest_pallas.draw.arrays import draw_once
 from pytest_pallas.draw.database import Recorded
-from pytest_pallas.draw.diversity import BASE, choose
+from pytest_pallas.draw.diversity import choose
+from pytest_pallas.draw.meshes import fixed_sizes, is_drawn
 from pytest_pallas.errors import CompilerFailedError, GoldenError, facts_of
 from pytest_pallas.pytest_session import Part
 from pytest_pallas.replay.values import call_of, read
-from pytest_pallas.run.check_run import CheckRun, diagnosed, run_example, subjects_of
+from pytest_pallas.run.backends import run_on
+from pytest_pallas.run.check_run import (
+    CheckRun,
+    check_run,
+    context_of,
+    diagnosed,
+    replayed_call,
+    run_example,
+    subjects_of,
+)
 from pytest_pallas.run.fuzzing import Fuzz, drawn_calls, fuzz, of_all, replay
 from pytest_pallas.run.rounds import RoundOutcome, fuzz_for, rounds_to_json, run_rounds
 from pytest_pallas.spec import KernelSpec
@@ -36,6 +51,10 @@ from pytest_pallas.spec import KernelSpec
 if TYPE_CHECKING:
     from pytest_pallas.draw.diversity import ExampleSource
     from pytest_pallas.replay.goldens import Golden
+
+
+#: Number of examples of a check that did not apply to the first ones.
+_FURTHER = 8
 
 
 @dataclass
@@ -113,7 +132,56 @@ def run_drawn(
         return missing or result.withdrawn
     if not replayed and part is None:
         conclude(run.check, result.evidence, run.name, run.backend)
+        diagnosed(run, lambda: run_on_more_devices(run))
     return ""
+
+
+def run_on_more_devices(run: CheckRun) -> None:
+    """Run a check on three devices, or four, for a spec that lists meshes of fewer on an axis.
+
+    On two devices one neighbour is everybody else, and on three two are: a barrier that hears from
+    one is right on two only. Such a spec does not say that its kernel is for more, so what is out
+    of order there counts only where the answer is right.
+
+    Raises:
+      RaceError, DmaError: what is out of order.
+    """
+    __tracebackhide__ = True
+    spec, session = run.spec, run.session
+    looks = run.check.base or run.check.watches
+    if spec is None or run.mesh is None or run.backend.kind != "simulating" or not looks:
+        return
+    if gang() is not None or session.mutant is not None:
+        return
+    listed = [fixed_sizes(axes) for axes in spec.mesh_axes]
+    smallest = min((s for s in listed if math.prod(s.values()) > 1), key=len, default={})
+    most = max((size for sizes in listed for size in sizes.values()), default=0)
+    if dict(run.sizes) != smallest or any(map(is_drawn, spec.mesh_axes)):
+        return
+    for axis in smallest:
+        for count in range(most + 1, 5):
+            context = _right_context(run, spec, smallest | {axis: count})
+            if context is not None:
+                run_check(run.check, context, run.name)
+                break
+
+
+def _right_context(
+    run: CheckRun, spec: KernelSpec, sizes: Mapping[str, int]
+) -> CheckContext | None:
+    """Return the context of the simplest call on a mesh; None if its answer is not right there."""
+    session = run.session
+    try:
+        fields = run_on(session, run.backend, spec, sizes, skips=False)
+        other = check_run(session, run.backend, spec, check=run.check, node=run.node, **fields)
+        drawn = draw_once(other.source.strategy)
+        arguments = dataclasses.replace(as_arguments(drawn), mesh=sizes)
+        context = context_of(other, arguments, trial=Runs())
+        quiet = dataclasses.replace(context.settings, races=False, dma=False)
+        answer = session.base.run(dataclasses.replace(context, settings=quiet, explained=False))
+    except Exception:  # whatever a kernel, its inputs or its reference raise on such a mesh
+        return None
+    return None if answer.failed is not None else context
 
 
 def example_key(spec: KernelSpec, check: str, root: Path) -> str:
@@ -189,7 +257,7 @@ def _fuzz(
     what = fuzz_of(run, through)
     goldens = session.goldens
     if session.replayed is not None:
-        run_example(run, Arguments(*session.replayed.call))
+        run_example(run, replayed_call(run, session.replayed))
     elif options.replay.blob:
         replay(what, options.replay.blob)
     elif goldens is not None and goldens.mode == "replay":
@@ -209,7 +277,7 @@ def _fuzz_examples(run: CheckRun, what: Fuzz) -> None:
     """Run the usual number of examples."""
     __tracebackhide__ = True
     fuzz(what, seed=run.options.seed, max_examples=run.examples)
-    if not run.result.examples and run.examples < BASE:
+    if not run.result.examples and run.examples < _FURTHER:
         _fuzz_until_one_counts(run, what)
 
 
@@ -217,7 +285,7 @@ def _fuzz_until_one_counts(run: CheckRun, what: Fuzz) -> None:
     """Continue with further examples, if the check did not apply to the first ones."""
     __tracebackhide__ = True
     seed = run.options.seed
-    for number, drawn in enumerate(drawn_calls(what.source, seed, BASE, what.subjects), 1):
+    for number, drawn in enumerate(drawn_calls(what.source, seed, _FURTHER, what.subjects), 1):
         try:
             what.run(drawn)
         except Exception:
@@ -233,9 +301,14 @@ def _fuzz_until_one_counts(run: CheckRun, what: Fuzz) -> None:
 def calls_to_compile(run: CheckRun) -> Iterator[tuple[Any, bool]]:
     """Yield the calls that an item compiles, and whether they are typical."""
     typical: Any = run.spec.typical if run.spec else ()
-    calls = cast("Sequence[Any]", typical(run.mesh) if callable(typical) else typical)
-    for call in calls:
-        yield as_arguments(call), True
+    mesh = run.mesh
+    if run.meshes:  # the largest with four devices or fewer
+        mesh = max((mesh for mesh, _ in run.meshes), key=lambda mesh: (mesh.size <= 4, mesh.size))
+    for call in cast("Sequence[Any]", typical(mesh) if callable(typical) else typical):
+        arguments = as_arguments(call)
+        if run.meshes:
+            arguments = dataclasses.replace(arguments, mesh=dict(mesh.shape))
+        yield arguments, True
     for arguments in _drawn(run):
         yield arguments, False
 
@@ -277,22 +350,23 @@ def replay_goldens(run: CheckRun, goldens: Goldens, source: ExampleSource) -> st
       PallasError: an output is wrong, or differs from a golden.
     """
     __tracebackhide__ = True
-    kept_goldens = goldens.of(run.name, run.check.name, run.sizes)
+    meshes = [dict(mesh.shape) for mesh, _ in run.meshes] or [run.sizes]
+    kept_goldens = [one for sizes in meshes for one in goldens.of(run.name, run.check.name, sizes)]
     if not kept_goldens:
         return "the folder has no golden of it"
 
     subjects = subjects_of(run)
 
     @functools.cache
-    def drawn(seed: int, examples: int) -> dict[str, Arguments]:
+    def drawn(seed: int, examples: int) -> dict[tuple[str, str], Arguments]:
         calls = (as_arguments(call) for call in drawn_calls(source, seed, examples, subjects))
-        return {written_call(call).digest: call for call in calls}
+        return {(written_call(call).digest, str(dict(call.mesh))): call for call in calls}
 
     for golden in kept_goldens:
         kept = golden.call
         if kept.complete:
             run_example(run, _kept(goldens, golden))
-        elif call := drawn(kept.seed, kept.examples).get(kept.digest):
+        elif call := drawn(kept.seed, kept.examples).get((kept.digest, str(dict(golden.mesh)))):
             run_example(run, call)
         else:
             run.result.goldens["lost"] += 1
@@ -311,9 +385,10 @@ def _kept(goldens: Goldens, golden: Golden) -> Arguments:
       GoldenError: it is damaged.
     """
     try:
-        call = Arguments(*call_of(read(golden.call.plain, goldens.store.inputs(golden))))
+        plain = call_of(read(golden.call.plain, goldens.store.inputs(golden)))
     except GoldenError as error:
         raise GoldenError(f"{golden}: {error}; record again") from None
+    call = Arguments(*plain, mesh=golden.mesh)
     if written_call(call).digest != golden.call.digest:
         raise GoldenError(f"{golden}: the call in the file was changed; record again")
     return call

@@ -33,10 +33,16 @@ from pytest_pallas.backends.processes import agree, gang
 from pytest_pallas.checks.context import CheckResult
 from pytest_pallas.checks.diagnosis import show_larger
 from pytest_pallas.checks.inputs import inputs_of
-from pytest_pallas.compat.fuzzing import is_rejection, set_database_key, without_module_constants
+from pytest_pallas.compat.fuzzing import (
+    PLANNED,
+    is_rejection,
+    planning,
+    set_database_key,
+    without_module_constants,
+)
 from pytest_pallas.decoding import DataError, decode
 from pytest_pallas.draw.arguments import MOST_VARIANTS, as_arguments, mark_drawn, variants
-from pytest_pallas.draw.diversity import ExampleSource, Subjects, draw_name
+from pytest_pallas.draw.diversity import ExampleSource, Subjects, draw_name, draws_for, most_draws
 from pytest_pallas.errors import GangError, facts_of
 from pytest_pallas.judge.references import flatten
 from pytest_pallas.judge.tolerance import Comparison
@@ -398,17 +404,19 @@ def _shrunk(
             runner.group(drawn, most)
 
     seen: list[bool] = []
-    size = what.source.pool(seed, draws).size
+    size = what.source.pool(seed, draws_for(draws, what.subjects)).size
     phases = [Phase.generate, Phase.shrink] if what.shrink else [Phase.generate]
-    test = _test(
-        what,
-        example,
-        phases=phases,
-        max_examples=size,
-        seed=seed,
-        database=what.database,
-    )
-    with without_module_constants():  # as in choose
+    with planning(), without_module_constants():  # as in choose
+        test = _test(
+            what,
+            example,
+            strategy=what.source.planned(seed),
+            phases=phases,
+            max_examples=most_draws(size),
+            seed=seed,
+            database=what.database,
+            backend=PLANNED,
+        )
         unshared(test)
 
 
@@ -417,9 +425,11 @@ def _test(
     example: Callable[[Any], None],
     *,
     phases: list[Phase],
+    strategy: Any = None,
     max_examples: int = 1,
     seed: int | None = None,
     database: Any = None,
+    backend: str = "hypothesis",
 ) -> Any:
     """Return a Hypothesis test of ``example``; ``database`` gets its failures."""
 
@@ -427,7 +437,9 @@ def _test(
         __tracebackhide__ = True
         run_shared(example, drawn)
 
-    test = hypothesis.given(drawn=what.source.strategy)(run_example)
+    test = hypothesis.given(drawn=what.source.strategy if strategy is None else strategy)(
+        run_example
+    )
     if seed is not None:
         test = hypothesis.seed(seed)(test)  # which sets the database to None, until settings follow
     test = hypothesis.settings(
@@ -436,12 +448,9 @@ def _test(
         phases=phases,
         print_blob=True,
         report_multiple_bugs=False,
-        suppress_health_check=[
-            HealthCheck.too_slow,
-            HealthCheck.data_too_large,
-            HealthCheck.nested_given,  # a call on another mesh is drawn in between
-        ],
+        suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
         database=database,
+        backend=backend,
     )(test)
     set_database_key(test, what.key)
     return test

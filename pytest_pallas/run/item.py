@@ -26,6 +26,7 @@ from pytest_pallas.budget import option_text
 from pytest_pallas.checks import Check
 from pytest_pallas.checks.context import as_kernel_error, call
 from pytest_pallas.checks.verdict import start
+from pytest_pallas.draw.meshes import MeshAxes, fixed_sizes
 from pytest_pallas.errors import (
     DIED,
     EXPECTED,
@@ -47,7 +48,7 @@ from pytest_pallas.pytest_session import (
     PytestSession,
     current,
 )
-from pytest_pallas.run.backends import expected_failure, mesh_or_skip
+from pytest_pallas.run.backends import expected_failure, run_on
 from pytest_pallas.run.check_run import CheckRun, check_run, context_of, item_name, place_name
 from pytest_pallas.run.commands import command_of
 from pytest_pallas.run.drawn import PartRun, calls_to_compile, part_to_json, run_drawn
@@ -135,7 +136,7 @@ class SpecItem(pytest.Item):
     spec: KernelSpec
     check: Check
     backend: Backend
-    mesh: Mapping[str, int]
+    axes: MeshAxes
     before: Sequence[Backend]
 
     @classmethod
@@ -146,15 +147,15 @@ class SpecItem(pytest.Item):
         spec: KernelSpec,
         check: Check,
         backend: Backend,
-        mesh: Mapping[str, int],
+        axes: MeshAxes,
         before: Sequence[Backend] = (),
         name: str = "",
         **rest: Any,
     ) -> SpecItem:
         """Return the item ``spec-check[backend-mesh]``, or with another name."""
-        name = name or item_name(spec, check.name, backend, mesh)
+        name = name or item_name(spec, check.name, backend, axes)
         self = super().from_parent(parent, name=name, nodeid=node_id(parent, name), **rest)
-        self.spec, self.check, self.backend, self.mesh = spec, check, backend, mesh
+        self.spec, self.check, self.backend, self.axes = spec, check, backend, axes
         self.before = before
         self.extra_keyword_matches |= {spec.name, spec.family, check.name, backend.name}
         failure = expected_failure(spec, backend, check)
@@ -181,18 +182,18 @@ class SpecItem(pytest.Item):
     def id_of(self, check: str) -> str:
         """Return the node id of another check of the same kernel, backend and mesh."""
         assert self.parent is not None
-        return node_id(self.parent, item_name(self.spec, check, self.backend, self.mesh))
+        return node_id(self.parent, item_name(self.spec, check, self.backend, self.axes))
 
     @property
     def result(self) -> Result:
         """The result of this item, made at its first use."""
         results = self.state.results
-        key = (self.spec.name, self.check.name, place_name(self.backend, self.mesh))
+        key = (self.spec.name, self.check.name, place_name(self.backend, self.axes))
         return results.setdefault(key, self.new_result())
 
     def new_result(self) -> Result:
         """Return a result without examples."""
-        return Result.of(self.spec, self.check.name, self.backend, self.mesh)
+        return Result.of(self.spec, self.check.name, self.backend, fixed_sizes(self.axes))
 
     @property
     def headline(self) -> str:
@@ -249,8 +250,7 @@ class SpecItem(pytest.Item):
             session,
             self.backend,
             self.spec,
-            mesh=mesh_or_skip(session, self.backend, self.mesh) if self.mesh else None,
-            sizes=self.mesh,
+            **run_on(session, self.backend, self.spec, self.axes),
             node=self,
             check=self.check,
             drawn=True,

@@ -8,10 +8,9 @@ kernels gets no item; it is recorded.
 from __future__ import annotations
 
 import functools
-import gc
 import time
-from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,7 +19,7 @@ import pytest
 
 from pallas_sim.chips import Label
 from pallas_sim.errors import OptionError, PallasError
-from pallas_sim.tracing import tracing_for
+from pallas_sim.tracing import collecting_later, tracing_for
 from pytest_pallas.backends.ending import (
     OverdueError,
     UncaughtError,
@@ -35,6 +34,7 @@ from pytest_pallas.checks.padding import masks_of
 from pytest_pallas.compat.testing import keywords_match
 from pytest_pallas.draw.arguments import SEVERAL, Arguments, keyword_kind
 from pytest_pallas.draw.arrays import draw_once, draw_several
+from pytest_pallas.draw.meshes import MeshAxes, fixed_sizes
 from pytest_pallas.errors import SpecError
 from pytest_pallas.isolate import policy
 from pytest_pallas.isolate.isolator import Isolator, isolator_of
@@ -46,6 +46,7 @@ from pytest_pallas.run.backends import (
     call_of,
     on_claimed_chips,
     on_its_platform,
+    with_named,
     without_replaced,
 )
 from pytest_pallas.run.check_run import item_name, lacks_mesh, misfit
@@ -89,8 +90,9 @@ def _learn(
 
 @dataclass(frozen=True)
 class _Plan:
-    """A check of a spec on a backend: an item for each mesh, unless it is ``unmet``."""
+    """A check of a spec on a backend: an item for each of its meshes, unless it is ``unmet``."""
 
+    spec: KernelSpec
     backend: Backend
     check: Check
     before: Sequence[Backend]
@@ -113,15 +115,17 @@ def _planned(
             if named:
                 yield backend
             continue
-        for check in _checks(session, parent, spec, backend):
+        checks = list(_checks(session, parent, spec, backend))
+        here = with_named(spec, backend, session.options_for(parent).checks)
+        for check in checks:
             before = backends_before(spec, backend, backends, (session.base, check))
             key = check.name, label(backend)
             if key not in facts.unmet:
-                unmet = check.unmet(spec, backend, before)
-                if unmet is None and not spec.meshes and not facts.closed:
-                    unmet = unmet_by_kernels(session, spec, check, backend, {})
+                unmet = check.unmet(here, backend, before)
+                if unmet is None and not here.meshes and not facts.closed:
+                    unmet = unmet_by_kernels(session, here, check, backend, {})
                 facts.unmet[key] = unmet
-            yield _Plan(backend, check, before, facts.unmet[key])
+            yield _Plan(here, backend, check, before, facts.unmet[key])
 
 
 def _spec_items(
@@ -132,16 +136,16 @@ def _spec_items(
         if not isinstance(plan, _Plan):
             yield UnclaimedItem.from_parent(parent, spec=spec, backend=plan)
             continue
-        for mesh in spec.meshes or ({},):
+        for axes in spec.mesh_axes or ({},):
             if plan.unmet is not None:
-                leave_out(session, parent, plan.unmet, spec, plan.check, plan.backend, mesh)
+                leave_out(session, parent, plan.unmet, spec, plan.check, plan.backend, axes)
                 continue
             yield SpecItem.from_parent(
                 parent,
-                spec=spec,
+                spec=plan.spec,
                 check=plan.check,
                 backend=plan.backend,
-                mesh=mesh,
+                axes=axes,
                 before=plan.before,
             )
 
@@ -428,8 +432,8 @@ def _unbound(
         return None
     if lacks_mesh(function, arguments.args, keywords):
         return (
-            f"the {role} needs mesh=, and the spec has no meshes: give it the sizes of its axes, "
-            'such as meshes=({"x": 4},), and inputs=lambda mesh: ... for a strategy'
+            f"the {role} needs mesh=, and the spec has no meshes: give it the names of its axes, "
+            'such as meshes="x", and inputs=lambda mesh: ... for a strategy'
         )
     names = ", ".join(keywords) or "no keywords"
     return (
@@ -448,17 +452,17 @@ def leave_out(
     spec: KernelSpec,
     check: Check,
     backend: Backend,
-    mesh: Mapping[str, int],
+    axes: MeshAxes,
 ) -> None:
     """Record that a check does not apply to a spec on a backend."""
-    test = node_id(parent, item_name(spec, check.name, backend, mesh))
+    test = node_id(parent, item_name(spec, check.name, backend, axes))
     session.not_applicable[test] = NotApplicable(
         test=test,
         kernel=spec.name,
         family=spec.family,
         check=check.name,
         backend=label(backend),
-        mesh=dict(mesh),
+        mesh=fixed_sizes(axes),
         requirement=requirement,
     )
 
@@ -503,35 +507,23 @@ MOST_DRAWS, MOST_TRACES = 4, 4
 
 
 def unmet_by_kernels(
-    session: Session, spec: KernelSpec, check: Check, backend: Backend, mesh: Mapping[str, int]
+    session: Session, spec: KernelSpec, check: Check, backend: Backend, axes: MeshAxes
 ) -> str | None:
     """Return the reason why a check applies to no kernel of a spec on a backend, or None.
 
     A few calls are drawn and traced.
     """
-    if check.requires_kernels is None or mesh or not session.leaves_out:
+    if check.requires_kernels is None or axes or not session.leaves_out:
         return None  # the mesh exists only when the item runs
     if backend.kind == "hardware":
         return None
     reason = None
-    with _garbage_kept():
+    with collecting_later():
         for kernels in _traces(session, spec, backend):
             reason = check.requires_kernels(spec, backend, kernels) if kernels else None
             if reason is None:
                 return None
     return reason
-
-
-@contextmanager
-def _garbage_kept() -> Generator[None]:
-    """Disable garbage collection, which takes a quarter of the time because of JAX's objects."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
 
 
 @dataclass

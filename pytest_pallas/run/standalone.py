@@ -7,9 +7,10 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Unpack
 
+from pallas_sim import set_platforms
 from pallas_sim.chips import accumulations
 from pallas_sim.errors import OptionError, PallasError
-from pytest_pallas.backends.devices import set_platforms, simulate
+from pytest_pallas.backends.devices import simulate
 from pytest_pallas.backends.protocol import Backend, chip_of, label
 from pytest_pallas.backends.registry import select
 from pytest_pallas.checks import Check
@@ -116,7 +117,7 @@ def check(
     """
     __tracebackhide__ = True
     refuse_others(kernel)
-    set_platforms(os.environ)
+    set_platforms()
     count = simulate(devices or Options.devices, os.environ, explicit=devices is not None)
     own = tuple(one for one in listed(keywords.get("checks", ())) if isinstance(one, Check))
     peers = _names_of_peers(kernel, keywords)

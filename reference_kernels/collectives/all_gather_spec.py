@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from pytest_pallas import strategies as pst
 from pytest_pallas.spec import KernelSpec, Linear, Permuted
 from reference_kernels._gaps import REACHING, without
-from reference_kernels._mesh_spec import ENTERED
+from reference_kernels._mesh_spec import ENTERED, ONE_AXIS
 from reference_kernels.collectives.all_gather import Schedule, all_gather_on_mesh, reference
 
 
@@ -54,7 +54,7 @@ SPEC = KernelSpec(
     kernel=all_gather_on_mesh,
     reference=reference,
     inputs=_inputs,
-    meshes=({"x": 1}, {"x": 4}, {"x": 2, "y": 4}),
+    meshes=(ONE_AXIS, "x y"),
     backends=without(REACHING),
     exact=True,
     relations=(Linear(0), Permuted({0: 2}, output=-1, exact=True, when=_leading)),

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from pytest_pallas import strategies as pst
 from pytest_pallas.spec import KernelSpec, Linear
 from reference_kernels._gaps import REACHING, without
-from reference_kernels._mesh_spec import ENTERED
+from reference_kernels._mesh_spec import ENTERED, ONE_AXIS
 from reference_kernels.collectives.all_to_all import all_to_all_on_mesh, reference
 
 
@@ -61,7 +61,7 @@ SPEC = KernelSpec(
     kernel=all_to_all_on_mesh,
     reference=reference,
     inputs=_inputs,
-    meshes=({"x": 1}, {"x": 4}, {"x": 2, "y": 2}),  # others are in the tests
+    meshes=(ONE_AXIS, "x y"),
     backends=without(REACHING),
     exact=True,
     relations=(Linear(0),),

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from pytest_pallas import strategies as pst
 from pytest_pallas.spec import EquivalentMutant, KernelSpec, Linear, Permuted
 from reference_kernels._gaps import REACHING, without
+from reference_kernels._mesh_spec import ONE_AXIS
 from reference_kernels.collectives.ppermute import ppermute_on_mesh, reference
 
 
@@ -60,7 +61,7 @@ SPEC = KernelSpec(
     kernel=ppermute_on_mesh,
     reference=reference,
     inputs=_inputs,
-    meshes=({"x": 1}, {"x": 4}, {"x": 2, "y": 2}),  # others are in the tests
+    meshes=(ONE_AXIS, "x y"),
     backends=without(REACHING),
     exact=True,
     relations=(Linear(0), Permuted({0: 1}, output=1, exact=True)),

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from pytest_pallas import strategies as pst
 from pytest_pallas.spec import KernelSpec, Linear, Permuted
+from reference_kernels._mesh_spec import ONE_AXIS
 from reference_kernels.mosaic_gpu._claims import WGMMA
 from reference_kernels.mosaic_gpu.peer_all_gather_matmul import (
     peer_all_gather_matmul_on_mesh,
@@ -49,7 +50,7 @@ SPEC = KernelSpec(
     kernel={"gpu": peer_all_gather_matmul_on_mesh},
     reference=reference,
     inputs=_inputs,
-    meshes=({"x": 1}, {"x": 2}, {"x": 2, "y": 2}),
+    meshes=(ONE_AXIS, "x y"),
     backends=WGMMA,  # wgmma
     exact=True,
     relations=(Linear(0), Linear(1), Permuted({0: 2, 1: 1}), Permuted({1: 2}, output=2)),

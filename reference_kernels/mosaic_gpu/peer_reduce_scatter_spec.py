@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from pytest_pallas import strategies as pst
 from pytest_pallas.spec import KernelSpec, Linear, Permuted
+from reference_kernels._mesh_spec import ONE_AXIS
 from reference_kernels.mosaic_gpu._claims import TMA
 from reference_kernels.mosaic_gpu._peers_spec import schedules
 from reference_kernels.mosaic_gpu.peer_reduce_scatter import peer_reduce_scatter_on_mesh, reference
@@ -53,7 +54,7 @@ SPEC = KernelSpec(
     kernel={"gpu": peer_reduce_scatter_on_mesh},
     reference=reference,
     inputs=_inputs,
-    meshes=({"x": 1}, {"x": 2}, {"x": 2, "y": 2}),
+    meshes=(ONE_AXIS, "x y"),
     backends=TMA,
     exact=True,
     relations=(Linear(0), Permuted({0: 2}, output=-1)),

@@ -94,7 +94,7 @@ SPEC = KernelSpec(
     kernel=ring_attention_on_mesh,
     reference=reference,
     inputs=_inputs,
-    meshes=({"x": 4},),  # tests have others
+    meshes="x",
     backends=without(REACHING),
     differentiable=(0, 1, 2),
     vmappable=False,  # a remote DMA under vmap of a shard_map is not supported by Pallas
@@ -114,7 +114,7 @@ SPEC_SHARP = KernelSpec(
     reference=reference,
     # Weights overflow unless the maximum is taken off the scores; see flash_attention_sharp.
     inputs=functools.partial(_inputs, scale=8.0),
-    meshes=({"x": 4},),
+    meshes="x",
     backends=without(REACHING),
     checks=("forward",),  # values only: the checks of the other spec hold
     vmappable=False,

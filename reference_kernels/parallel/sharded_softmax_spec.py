@@ -54,7 +54,7 @@ def _typical(mesh: jax.sharding.Mesh) -> Any:
 
 _COMMON: dict[str, Any] = {
     "reference": reference,
-    "meshes": ({"x": 2, "y": 2},),
+    "meshes": "x y",
     "differentiable": (0,),
     "relations": (Permuted({0: 0}, output=0), Permuted({0: 1}, output=1)),
     "vmappable": False,

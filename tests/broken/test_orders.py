@@ -16,6 +16,7 @@ from pytest_pallas import DmaError, RaceError
 from pytest_pallas.backends.devices import make_mesh
 from pytest_pallas.backends.protocol import Call, Outcome, RunSettings, Schedule
 from pytest_pallas.backends.simulators import tpu_sim
+from pytest_pallas.draw.meshes import sizes_of
 
 SPECS = table.specs()
 FAMILIES = ("collectives", "DMA pipelines", "SparseCores")
@@ -62,7 +63,7 @@ def outcomes(name: str, seeds: Sequence[int]) -> list[Outcome]:
     if spec.meshes:
         if len(jax.devices()) < 4:
             pytest.skip("4 devices are needed")
-        mesh = make_mesh(spec.meshes[0], "cpu")
+        mesh = make_mesh(sizes_of(spec.mesh_axes[0])[0], "cpu")
         function, devices = functools.partial(function, mesh=mesh), mesh.size
     return [
         backend.run(

@@ -58,8 +58,8 @@ def test_the_mistake_fails_as_shown(printed, name):
         assert line in printed, line
 
 
-@pytest.mark.parametrize("test", ["matmul-forward[tpu-sim]", "all_gather-forward[tpu-sim-x2]"])
-def test_what_does_not_show_the_mistake(printed, test):
-    """The answer of a sum over a parallel dimension, and two devices."""
-    assert not [line for line in printed.splitlines() if line.startswith("FAILED") and test in line]
-    assert "FAILED all_gather.py::all_gather-forward[tpu-sim-x4]" in printed
+def test_what_does_not_show_the_mistake(printed):
+    """The answer of a sum over a parallel dimension."""
+    failed = [line for line in printed.splitlines() if line.startswith("FAILED")]
+    assert not any("matmul-forward[tpu-sim]" in line for line in failed)
+    assert any("all_gather-forward[tpu-sim-x]" in line for line in failed)

@@ -21,6 +21,7 @@ from pallas_sim.chips import TARGETS, Target, attributes
 from pytest_pallas.backends.devices import make_mesh
 from pytest_pallas.draw.arguments import as_arguments
 from pytest_pallas.draw.diversity import ExampleSource
+from pytest_pallas.draw.meshes import sizes_of
 from pytest_pallas.run.collection import suite
 from pytest_pallas.spec import KernelSpec
 
@@ -144,7 +145,8 @@ def copies(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def traced(spec: KernelSpec) -> tuple[Any, ...]:
     """A typical call, as ``copied_kernels.trace`` takes it."""
-    few = [axes for axes in spec.meshes if 1 < math.prod(axes.values()) <= 4]
+    meshes = [sizes for axes in spec.mesh_axes for sizes in sizes_of(axes)]
+    few = [sizes for sizes in meshes if 1 < math.prod(sizes.values()) <= 4]
     axes = dict(few[0]) if few else {}
     typical = spec.typical(make_mesh(axes, "cpu")) if callable(spec.typical) else spec.typical
     call = as_arguments(typical[0])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 
 import jax.numpy as jnp
 import numpy as np
@@ -18,6 +19,7 @@ from pytest_pallas.backends.protocol import RunSettings
 from pytest_pallas.checks.context import CheckContext
 from pytest_pallas.checks.forward import forward
 from pytest_pallas.draw.arrays import draw_several
+from pytest_pallas.draw.meshes import sizes_of
 from pytest_pallas.judge.tolerance import Tolerance
 from pytest_pallas.run.collection import suite
 from pytest_pallas.spec import KernelSpec
@@ -54,7 +56,9 @@ def runs(spec: KernelSpec, name: str, calls: int = _CALLS) -> bool:
     kernel, reference, inputs = spec.kernel_for(backend.platform), spec.reference, spec.inputs
     devices = 1
     if spec.meshes:
-        mesh = make_mesh(spec.meshes[1], "cpu")
+        several = [sizes for axes in spec.mesh_axes for sizes in sizes_of(axes)]
+        four = next(sizes for sizes in several if math.prod(sizes.values()) == 4)
+        mesh = make_mesh(four, "cpu")
         kernel, reference = (functools.partial(each, mesh=mesh) for each in (kernel, reference))
         inputs, devices = inputs(mesh), mesh.size
     for arguments in draw_several(inputs, calls):

@@ -141,8 +141,11 @@ def in_scope(space, mib):
         half = scratch(space, mib / 2)
 
         def inner(scratch_ref):
-            scratch_ref[0:1] = x_ref[0:1]
-            o_ref[0:1] = scratch_ref[0:1]
+            if space == pltpu.SMEM:
+                scratch_ref[0, 0] = x_ref[0, 0]
+            else:
+                scratch_ref[0:1] = x_ref[0:1]
+            o_ref[0:1] = x_ref[0:1]
 
         for _ in range(2):
             pl.run_scoped(lambda _: pl.run_scoped(inner, *half), *half)

@@ -301,7 +301,7 @@ def test_empty_arrays():
     assert simulate(lambda x: call(double, x), x).values.shape == (0, 128)
 
 
-@pytest.mark.parametrize("space", [pltpu.SMEM, pltpu.VMEM, pl.ANY])
+@pytest.mark.parametrize("space", [pltpu.SMEM, pl.ANY])
 @pytest.mark.parametrize("aliased", [False, True])
 def test_arrays_of_one_number(space, aliased):
     def body(x_ref, o_ref):

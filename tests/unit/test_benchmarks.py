@@ -3,7 +3,6 @@
 import importlib
 import importlib.util
 import os
-import random
 import sys
 from pathlib import Path
 
@@ -58,16 +57,39 @@ def test_a_benchmark_can_be_imported(load, path):
 
 
 def test_programs_that_compilers_may_refuse(load):
-    """The same seed makes the same; what a compiler says counts without names and numbers."""
+    """The same number makes the same; what a compiler says counts without names and numbers."""
     refusals = load("refusals")
-
-    def names(make):
-        programs = make("tpu", random.Random(1))
-        return [next(programs).name for _ in range(4)]
-
-    for make in (refusals.from_operations, refusals.from_kernels):
-        assert names(make) == names(make)
-        assert len(set(names(make))) == 4
+    for source in refusals.SOURCES:
+        names = [refusals.program(source, number, 1, "tpu").name for number in range(4)]
+        assert len(set(names)) == 4
+        assert refusals.program(source, 2, 1, "tpu").name == names[2]
     assert refusals.cause(
         "f: refused for v6e: Invalid vector<8x128xf32> of 16 rows\nat f.py:3"
     ) == ("Invalid T of N rows")
+
+
+def test_a_launch_of_a_kernel_is_changed_in_one_part(load):
+    import jax
+    import jax.numpy as jnp
+    from jax.experimental import pallas as pl
+
+    refusals = load("refusals")
+    x = jnp.zeros((8, 128))
+
+    def blocks(x):
+        def body(x_ref, o_ref):
+            o_ref[...] = x_ref[...]
+
+        spec = pl.BlockSpec((8, 128), lambda: (0, 0))
+        return pl.pallas_call(body, out_shape=x, in_specs=[spec], out_specs=spec)(x)
+
+    def traced(seed):
+        try:
+            return str(jax.make_jaxpr(lambda x: refusals._another_launch(blocks, seed, x))(x))
+        except ValueError:
+            return "rejected"
+
+    changed = [traced(seed) for seed in range(6)]
+    assert changed == [traced(seed) for seed in range(6)]
+    assert len({*changed, str(jax.make_jaxpr(blocks)(x))}) > 3
+    assert "BlockSpec" in refusals.CHANGES[0]

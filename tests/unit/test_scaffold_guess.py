@@ -169,9 +169,9 @@ def test_comments_and_more(name, words):
 def test_a_mesh_is_no_array():
     """The reference gets it, too, whether it takes it or not."""
     text = text_of(guessed("on_devices"))
-    assert 'inputs=lambda mesh: pst.arrays("m n", ' in text
-    assert 'multiple_of={"m": 8}' in text
-    assert 'meshes=({"x": 2}, {"x": 4}),' in text
+    assert 'inputs=lambda mesh: pst.arrays(\n        "m n",' in text
+    assert 'multiple_of={"m": 8 * mesh.shape["x"]}' in text
+    assert '    meshes="x",' in text
     assert "kernel=on_devices,\n    reference=reference,\n" in text
     assert "def reference(x, *, mesh, **options):" in text
     spec = spec_of("on_devices")
@@ -180,7 +180,7 @@ def test_a_mesh_is_no_array():
 
 def test_an_array_after_a_mesh():
     text = text_of(guessed("rotated"))
-    assert 'meshes=({"ring": 4},),' in text or 'meshes=({"ring": 2}, {"ring": 4}),' in text
+    assert '    meshes="ring",' in text
     assert "def call(x, **options):" in text
     assert "return rotated(x=x, **options)" in text
     spec = spec_of("rotated")

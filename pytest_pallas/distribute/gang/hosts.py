@@ -16,6 +16,7 @@ import time
 import xmlrpc.client
 from collections.abc import Collection, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
+from http import HTTPStatus
 from http.client import HTTPConnection, HTTPException
 from socketserver import ThreadingMixIn
 from typing import Any
@@ -323,25 +324,28 @@ class _StoreServer(ThreadingMixIn, SimpleXMLRPCServer):
         """Listen on an address, for a number of hosts."""
         self.address_family = family
         self.secret = secrets.token_urlsafe(32)
-        self._admitted: dict[int, str] = {}
+        self._admitted: dict[int, tuple[str, str]] = {}
         self._lock = threading.Lock()
         self._hosts = hosts
         super().__init__(address, _Handler, logRequests=False, allow_none=True)
 
     def admit(self, path: str, client: str) -> tuple[int, str]:
-        """Admit a host; return an HTTP status, and the secret or the reason for a refusal."""
-        number = path.removeprefix(_JOIN)
+        """Admit a host; return an HTTP status, and the secret or the reason for a refusal.
+
+        A host that asks again, because the answer was lost, has the token of its first request.
+        """
+        number, _, token = path.removeprefix(_JOIN).partition("/")
         valid = path.startswith(_JOIN) and number.isascii() and number.isdecimal()
-        if not valid or len(number) > 9 or not 0 < int(number) < self._hosts:
+        if not valid or "/" in token or len(number) > 9 or not 0 < int(number) < self._hosts:
             return 404, "no such host"
         with self._lock:
-            if (earlier := self._admitted.get(int(number))) is not None:
-                return 403, f"{earlier} has joined as host {int(number)}"
-            self._admitted[int(number)] = client
+            earlier, own = self._admitted.setdefault(int(number), (client, token))
+        if not hmac.compare_digest(own.encode(), token.encode()):
+            return 403, f"{earlier} has joined as host {int(number)}"
         return 200, self.secret
 
 
-#: The path at which a host asks for the secret; its number follows.
+#: The path at which a host asks for the secret; its number and a token of its own follow.
 _JOIN = "/join/"
 
 
@@ -449,37 +453,46 @@ class RemoteStore:
             of this one.
         """
         self._host, self._address = position.index, position.address
+        self._token = secrets.token_urlsafe(16)
         until = time.monotonic() + seconds
         while True:
-            secret, problem = self._join()
-            if secret:
+            status, answer = self._join()
+            if status == HTTPStatus.OK:
                 break
+            if status in (HTTPStatus.FORBIDDEN, HTTPStatus.NOT_FOUND):  # it stays like that
+                raise GangError(
+                    f"host {position.index} of {position.count} is refused by host 0 at "
+                    f"{position.address} ({shown(answer)}). Start pytest with the same arguments "
+                    "on every host, each with its own number"
+                )
             if time.monotonic() > until:
                 raise GangError(
                     f"host {position.index} of {position.count} cannot reach host 0 at "
-                    f"{position.address} within {seconds:g} s ({problem}). Start pytest with the "
-                    "same arguments on every host, each with its own number, and open this port"
+                    f"{position.address} within {seconds:g} s ({shown(answer)}). Start pytest with "
+                    "the same arguments on every host, each with its own number, and open this port"
                 )
             time.sleep(_LOOK)
         self._server: Any = xmlrpc.client.ServerProxy(
             f"http://{position.address}/RPC2",
-            transport=_Transport(headers=[("Authorization", secret)]),
+            transport=_Transport(headers=[("Authorization", answer)]),
             allow_none=True,
         )
         self.live()  # a request, by which host 0 learns that this host is live
 
-    def _join(self) -> tuple[str, str]:
-        """Ask for the secret; return it and "", or "" and the reason why there is none."""
+    def _join(self) -> tuple[int, str]:
+        """Ask for the secret; return the HTTP status, and the secret or why there is none.
+
+        The status is 0 if there was no answer.
+        """
         connection = HTTPConnection(self._address, timeout=_ANSWER)
         try:
-            connection.request("GET", f"{_JOIN}{self._host}")
+            connection.request("GET", f"{_JOIN}{self._host}/{self._token}")
             answer = connection.getresponse()
-            text = answer.read(1000).decode("ascii", "replace")
+            return answer.status, answer.read(1000).decode("ascii", "replace")
         except (OSError, HTTPException) as error:
-            return "", str(error)
+            return 0, str(error)
         finally:
             connection.close()
-        return (text, "") if answer.status == 200 else ("", shown(text))
 
     def put(self, key: str, value: bytes) -> None:
         """Set a key."""

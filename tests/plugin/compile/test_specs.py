@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import pytest
 from pallas_test_support.failure_scripts import repeat
 
 SPEC = """
@@ -29,6 +30,49 @@ def test_typical_calls_are_compiled_and_shown(compiling):
     assert [report["signature"] for report in typical] == ["float32[256,512]"]
     assert {report["signature"] for report in reports} > {"float32[256,512]"}
     assert "float32[2,256,512]" in {r["signature"] for r in by_check["vmap"]["compiled"]}
+
+
+@pytest.mark.parametrize("named", ["option", "mark", "spec", "fixture", ""])
+def test_vmap_is_compiled_where_it_is_named(compiling, named):
+    """Without a name it is not applicable to an operand in HBM: Mosaic refuses its batch."""
+    compiling.write(
+        specs=f"""
+        from chips import *
+        from pytest_pallas import KernelSpec, strategies as pst
+
+        def in_hbm(x):
+            def body(x_ref, o_ref):
+                pltpu.sync_copy(x_ref, o_ref)
+
+            spec = pl.BlockSpec(memory_space=pl.ANY)
+            return pl.pallas_call(body, in_specs=[spec], out_shape=x)(x)
+
+        from jax.experimental.pallas import tpu as pltpu
+        SPEC = KernelSpec(
+            name="copied", kernel=in_hbm, reference=lambda x: x, backends=("tpu-compile",),
+            checks={("forward", "vmap") if named == "spec" else None},
+            inputs=pst.arrays("m n", dtype="float32", dims={{"m": 8, "n": 128}}),
+        )
+        """,
+        test_named=f"""
+        import pytest
+        from pytest_pallas import suite
+        from specs import SPEC
+
+        pytestmark = pytest.mark.pallas(checks={["vmap"] if named == "mark" else ["all"]})
+        test_specs = suite(SPEC)
+
+        def test_fixture(pallas_check):
+            if {named == "fixture"}:
+                pallas_check(SPEC, checks="vmap")
+        """,
+    )
+    options = ["--pallas-checks=forward,vmap"] if named == "option" else []
+    if named == "option":
+        (compiling.path / "test_named.py").unlink()
+        options.append("--pallas-suite=specs")
+    found = compiling.records("--pallas-backend=tpu-compile:v5e", *options)
+    assert ("vmap" in {record["check"] for record in found}) == bool(named)
 
 
 def test_the_smallest_refused_call_is_found_and_can_be_replayed(compiling):

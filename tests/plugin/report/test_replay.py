@@ -210,7 +210,11 @@ def test_of_a_hook_and_of_a_suite_outside(project, monkeypatch):
     inside = project.path / "mine"
     outside.mkdir()
     inside.mkdir()
-    project.specs('name="off", kernel=add_off, checks=("forward",)', name="lib/far_specs")
+    project.specs(
+        'name="off", kernel=add_off, checks=("forward",)',
+        'name="one_off", kernel=add_off, checks=("forward",)',
+        name="lib/far_specs",
+    )
     project.write(
         **{
             "mine/conftest": """
@@ -227,13 +231,35 @@ def test_of_a_hook_and_of_a_suite_outside(project, monkeypatch):
     monkeypatch.chdir(inside)
     options = "--pallas-backend=interpret", "--pallas-max-examples=2", "--pallas-suite=far_specs"
     for name, other in (("off", "hooked"), ("hooked", "off")):
-        result = project.run(*options, "-k", name)
+        result = project.run(*options, "-k", f"{name} and not one")
         result.assert_outcomes(failed=1)
         command = replay_of(result)
-        assert command[-2:] == ["-k", f"{name}-forward[interpret]"]
+        test = f"{name}-forward[interpret]"
+        assert command[-2:] == ["-k", test]
+        file = "../lib/far_specs.py" if name == "off" else "pytest_pallas_specs"
+        assert f"FAILED {file}::{test} " in result.stdout.str()
         again = project.run(*command)
         again.assert_outcomes(failed=1)
         assert other not in again.stdout.str()
+
+
+@pytest.mark.parametrize("tb", ["auto", "short", "native"])
+def test_of_a_test_that_shows_no_captured_output(project, tb):
+    project.write(
+        test_off="""
+        from kernels import *
+
+        def test_plain(pallas_check):
+            x = jnp.ones((8, 128))
+            print("captured")
+            pallas_check(add_off, x, x, reference=reference)
+        """
+    )
+    for option in ("--show-capture=no", "--show-capture=stderr"):
+        result = project.run(option, f"--tb={tb}", "--pallas-backend=interpret")
+        result.assert_outcomes(failed=1)
+        assert "captured" not in result.outlines
+        assert replay_of(result)[-1] == "test_off.py::test_plain[interpret]"
 
 
 def test_what_only_python_m_pytest_imports(in_a_folder):

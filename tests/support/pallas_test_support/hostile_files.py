@@ -231,7 +231,6 @@ def write_right(folder: Path) -> dict[str, Path]:
                       complete=True, seed=0, examples=8, drawn="x"),
             outputs=(Output(path="", dtype="float32", shape=(2, 3),
                             digest=digest(arrays["out0"])),),
-            tensors="",
         ),
         arrays,
     )  # fmt: skip

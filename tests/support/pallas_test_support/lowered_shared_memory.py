@@ -21,6 +21,7 @@ from pytest_pallas.backends.protocol import Call
 from pytest_pallas.backends.tracing import abstract
 from pytest_pallas.compile.backends import Lowered, Lowering
 from pytest_pallas.draw.arrays import draw_several
+from pytest_pallas.draw.meshes import sizes_of
 from pytest_pallas.spec import KernelSpec
 
 _REFUSED = re.compile(r"smem_bytes=(\d+) > ")
@@ -60,7 +61,7 @@ def tunings(spec: KernelSpec, most: int) -> list[tuple[Call, str]]:
     targets = [each.target for each in map(Label.of, spec.backends or ()) if each.name == "gpu-sim"]
     kernel, inputs = spec.kernel_for("gpu"), spec.inputs
     if spec.meshes:
-        mesh = mesh_of(**spec.meshes[0])
+        mesh = mesh_of(**sizes_of(spec.mesh_axes[0])[0])
         kernel, inputs = functools.partial(kernel, mesh=mesh), cast("Any", inputs)(mesh)
     calls: dict[str, tuple[Call, str]] = {}
     for drawn in draw_several(inputs, most) if targets else ():

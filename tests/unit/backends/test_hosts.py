@@ -1,10 +1,12 @@
 """JAX looks for no accelerator where no driver shows one."""
 
+import os
 import sys
 
 import pytest
+from pallas_test_support.forked_python import run_python
 
-from pytest_pallas.backends.devices import set_platforms
+from pallas_sim.platforms import set_platforms
 
 linux_only = pytest.mark.skipif(sys.platform != "linux", reason="device files are Linux's")
 
@@ -31,3 +33,22 @@ def test_what_the_user_set_stays(tmp_path):
     environ = {"JAX_PLATFORMS": "cuda,cpu"}
     set_platforms(environ, devices=tmp_path)
     assert environ == {"JAX_PLATFORMS": "cuda,cpu"}
+
+
+_SIMULATES = """
+import jax, numpy, pallas_sim
+pallas_sim.simulate(lambda x: 2 * x, numpy.ones(3, numpy.float32))
+print(jax.config.jax_platforms)
+"""
+
+
+@linux_only
+def test_a_script_that_simulates_loads_no_plugin_of_a_chip():
+    """The plugins of compilers' extras would log that cuDNN, or a TPU's host, is missing."""
+    chosen = {}
+    set_platforms(chosen)
+    if not chosen:
+        pytest.skip("a driver shows a device")
+    environ = {name: value for name, value in os.environ.items() if name != "JAX_PLATFORMS"}
+    done = run_python("-c", _SIMULATES, env=environ)
+    assert (done.stdout, done.stderr) == ("cpu\n", "")

@@ -2,6 +2,7 @@
 
 import functools
 import importlib
+import time
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +13,7 @@ from jax.experimental.pallas import tpu as pltpu
 from pallas_test_support import sample_kernels as kernels
 
 from pallas_sim.chips import TARGETS
-from pallas_sim.errors import DeadlockError
+from pallas_sim.errors import DeadlockError, SimulationLimitError
 from pytest_pallas import NoPallasCallError
 from pytest_pallas.backends.protocol import Call, RunSettings
 from pytest_pallas.backends.registry import FAMILIES, parse
@@ -107,6 +108,18 @@ def test_what_never_ends_is_ended_at_the_time_limit():
     )
     assert isinstance(outcome.error, DeadlockError)
     assert "did not finish within 1 s" in str(outcome.error)
+
+
+@pytest.mark.parametrize("name", ["tpu-interpret", "interpret"])
+def test_tracing_that_never_ends_is_ended_at_the_time_limit(name):
+    def waits(x):
+        while True:
+            time.sleep(0.01)
+
+    outcome = backend(name).run(Call(function=waits, args=(X,), settings=RunSettings(timeout=0.3)))
+    assert isinstance(outcome.error, SimulationLimitError)
+    assert "still not traced after 0.3 s; the limit is --pallas-timeout" in str(outcome.error)
+    assert outcome.error.timed_out
 
 
 def test_time_that_is_over_before_the_kernel_runs_is_given_again(monkeypatch):

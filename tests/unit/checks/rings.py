@@ -183,6 +183,17 @@ def gathering(x, *, slots=3):
     return jax.shard_map(device, mesh=mesh, in_specs=P("x"), out_specs=P("x"), check_vma=False)(x)
 
 
+def executed(body):
+    """Call a body that reads ``x`` by DMA."""
+
+    def kernel(x):
+        scratch = [pltpu.VMEM(x.shape, x.dtype), pltpu.SemaphoreType.DMA]
+        spec = pl.BlockSpec(memory_space=pl.ANY)
+        return pl.pallas_call(body, in_specs=[spec], out_shape=x, scratch_shapes=scratch)(x)
+
+    return kernel
+
+
 def other(function, **options):
     """The kernel with one thing changed."""
     return functools.partial(function, **options)

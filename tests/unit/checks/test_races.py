@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
-import pytest
+import linecache
+import re
+from dataclasses import replace
 
+import pytest
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+
+from pallas_sim.errors import DeadlockError, KernelError
+from pallas_sim.findings import read
 from pytest_pallas import NotApplicableError, RaceError
 from pytest_pallas.backends.interpreters import interpret, tpu_interpret
+from pytest_pallas.backends.protocol import Schedule
 from pytest_pallas.backends.simulators import tpu_sim
 from pytest_pallas.checks.deadlock import deadlock
 from pytest_pallas.checks.dma import dma
+from pytest_pallas.checks.export import export
 from pytest_pallas.checks.races import races
 from pytest_pallas.checks.schedule import schedule
+from pytest_pallas.report.pictures import sources_of
 
 from . import rings
 
@@ -74,3 +85,77 @@ def test_backends_in_which_nothing_happens_at_the_same_time(check):
     assert check.requires_backend(tpu_sim()) is None
     for backend in (interpret(), tpu_interpret()):
         assert check.requires_backend(backend).startswith(f"{backend.name} ")
+
+
+_EXECUTED = """
+def body(x, o, buffer, sem):
+    copy = pltpu.make_async_copy(x, buffer, sem)
+    copy.start()
+    o[...] = buffer[...]
+    copy.wait()
+
+def kernel(x, body=body):
+    any_memory, spec = pl.BlockSpec(memory_space=pl.ANY), pltpu.VMEM(x.shape, x.dtype)
+    scratch = [spec, pltpu.SemaphoreType.DMA]
+    return pl.pallas_call(body, in_specs=[any_memory], out_shape=x, scratch_shapes=scratch)(x)
+"""
+
+
+@pytest.mark.parametrize("name", ["<string>", "<made-1>", "<ipython-input-1-ab>"])
+@pytest.mark.parametrize("whole", [True, False], ids=["kernel", "body"])
+def test_code_that_exec_made_is_at_its_caller(context, monkeypatch, name, whole):
+    """The function's name follows, and its lines are shown where ``linecache`` knows them."""
+    lines = _EXECUTED.splitlines(keepends=True)
+    monkeypatch.setitem(linecache.cache, name, (len(_EXECUTED), None, lines, name))
+    names = {"pl": pl, "pltpu": pltpu}
+    exec(compile(_EXECUTED, name, "exec"), names)
+    kernel = names["kernel"]
+    if not whole:
+        kernel = rings.executed(names["body"])
+    with pytest.raises(RaceError) as raised:
+        races(context(kernel, rings.BLOCKS[0]))
+    (finding,) = raised.value.findings
+    inside = "line 5" if name == "<string>" else f"{name}:5"
+    file = re.escape(__file__ if whole else rings.__file__)
+    assert re.fullmatch(rf"{file}:\d+ \(in body, {inside}\)", finding.line)
+    at = read(finding.line)
+    shown = "races(" if whole else "return pl.pallas_call("
+    assert shown in at.text if name == "<string>" else at == (name, 5)
+    (source,) = sources_of([finding.line])
+    assert source["file"] == at.file
+
+
+def _raising(x):
+    raise ValueError("too small")
+
+
+@pytest.mark.parametrize(
+    "check", [races, deadlock, dma, schedule, export], ids=lambda check: check.name
+)
+def test_a_kernel_that_raises_fails_each_check(context, check):
+    """Another check need not run, so none is referred to."""
+    with pytest.raises(KernelError, match="the kernel raised ValueError: too small"):
+        check(context(_raising, rings.BLOCKS))
+
+
+@pytest.mark.parametrize("check", [races, schedule], ids=lambda check: check.name)
+@pytest.mark.parametrize("kernel", [rings.waiting, rings.ring], ids=["alone", "ring"])
+def test_a_deadlock_fails_checks_of_other_errors(context, check, kernel):
+    devices = 4 if kernel is rings.ring else 1
+    x = rings.SHARDS if devices > 1 else rings.BLOCKS
+    with pytest.raises(DeadlockError):
+        check(context(rings.other(kernel, waits=2), x, devices=devices))
+
+
+def test_a_deadlock_under_another_schedule_only(context):
+    """The default schedule is right; the error of a later one is raised after the last."""
+    called = context(rings.by_dma, rings.BLOCKS)
+    first = called.runs.get(called, Schedule())
+    late = DeadlockError("blocked")
+
+    class Late:
+        def get(self, _, schedule):
+            return replace(first, error=late if schedule.seed == 1 else None)
+
+    with pytest.raises(DeadlockError, match=r"blocked\n  with seed 1"):
+        races(replace(called, runs=Late()))

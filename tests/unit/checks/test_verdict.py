@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import linecache
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.experimental import pallas as pl
@@ -13,6 +15,8 @@ from pallas_sim.errors import KernelError, PallasError
 from pytest_pallas import MismatchError
 from pytest_pallas.backends.interpreters import interpret
 from pytest_pallas.checks.forward import forward
+from pytest_pallas.checks.grid import grid
+from pytest_pallas.checks.memory import memory
 from pytest_pallas.checks.verdict import conclude, content_facts, run_check
 from pytest_pallas.draw.arguments import Arguments
 
@@ -187,6 +191,24 @@ def test_a_grid_without_programs_is_said_to_be_that(context_of):
     assert "has the grid (0,): no program runs" in twice["cause"]
 
 
+def test_a_dynamic_grid_without_programs_is_said_to_be_that(context_of):
+    """Its size is computed from the arguments, also in another jitted function."""
+
+    def copied(x):
+        return _copied(grid=(jax.jit(lambda x: jnp.sum(x > 1e6))(x),))(x)
+
+    facts = _facts(context_of, copied)
+    assert facts["block"] == "body has the grid (0,), so no program runs, and nothing is written"
+    assert facts["cause"] == "output 0 (o_ref) of body: no element was ever written"
+    twice = _facts(context_of, lambda x: copied(_copied()(x)))
+    assert "has the grid (0,): no program runs" in twice["cause"]  # its size is of the first one
+    facts = _facts(context_of, copied, backend=interpret())
+    assert facts["block"] == "body has the grid (0,), so no program runs, and nothing is written"
+    for check in (memory, grid):
+        with pytest.raises(PallasError, match=r"grid \(0,\)(: no program runs|, which has no)"):
+            check(context_of(copied, lambda x: x))
+
+
 @pytest.mark.parametrize(
     ("raising", "text"),
     [
@@ -209,3 +231,15 @@ def test_code_that_cannot_be_read_is_no_line(context_of):
     with pytest.raises(KernelError, match=rf"raised at {__file__}:\d+ in <lambda>") as caught:
         run_check(forward, context_of(lambda x: names["kernel"](x)), "copy")
     assert "<string>" not in str(caught.value)
+    assert "\n  raised in kernel, line 4 of code without a file\n" in str(caught.value)
+
+
+def test_code_of_a_notebook_that_raises_is_shown(context_of):
+    names, source = {}, "def kernel(x):\n    return x.reshape(3)\n"
+    linecache.cache["<ipython-input-1>"] = (len(source), None, source.splitlines(True), "")
+    exec(compile(source, "<ipython-input-1>", "exec"), names)
+    with pytest.raises(KernelError, match=rf"raised at {__file__}:\d+ in <lambda>") as caught:
+        run_check(forward, context_of(lambda x: names["kernel"](x)), "copy")
+    line = "\n  raised in kernel, <ipython-input-1>:2: return x.reshape(3)\n"
+    assert line in str(caught.value)
+    del linecache.cache["<ipython-input-1>"]

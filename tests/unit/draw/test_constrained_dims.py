@@ -133,7 +133,7 @@ def test_bytes_of_all_arrays_together(draws, shapes, number):
     strategy = pst.arrays(
         shapes, around=32, max_bytes=12_000, dtype=pst.dtypes("float32", "int8"), unequal=("m", "k")
     )
-    drawn = draws(strategy, number=number)
+    drawn = draws(strategy, 150, number=number)
     largest = {
         name: max(sum(a.nbytes for a in d) for d in drawn if d.recipe["dtype"] == name)
         for name in ("float32", "int8")

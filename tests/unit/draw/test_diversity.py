@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import combinations
+from itertools import combinations, product
 
 import pytest
 from hypothesis import strategies as st
@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from pytest_pallas import strategies as pst
 from pytest_pallas.draw import diversity
 from pytest_pallas.draw.arguments import Declared, Drawn, aspects, extents, variants
-from pytest_pallas.draw.diversity import BASE, choose, draw_name
+from pytest_pallas.draw.diversity import choose, draw_name
 from pytest_pallas.errors import SpecError
 from pytest_pallas.record import Aspect
 
@@ -44,34 +44,82 @@ def test_a_few_examples_meet_all_that_is_declared():
 FIXED = {Aspect("values"), Aspect("dim", "m")}
 
 
-def test_examples_that_bring_nothing_alone_bring_pairs():
-    """Four choices between two are 24 pairs, which six examples can have; two have every choice."""
+FIXED = {Aspect("values"), Aspect("dim", "m")}
+
+
+def pairs(calls):
+    """All pairs of aspects that came together."""
+    return {pair for call in calls for pair in combinations(sorted(aspects(call)), 2)}
+
+
+def test_every_pair_of_choices_comes_together():
+    """Four choices between two are 24 pairs, of which an example has six: six examples do."""
     call = pst.arguments(
         pst.arrays("m", dtype=pst.dtypes("float32", "bfloat16"), values="normal", dims={"m": 16}),
         options={"causal": st.booleans(), "scale": st.sampled_from([None, 0.5])},
         tuning={"block": st.sampled_from([16, 32])},
     )
     for seed in range(4):
-        chosen = choose(call, seed=seed, examples=BASE).values()
-        words = [[each for each in aspects(one) if each[0] not in FIXED] for one in chosen]
-        assert len({pair for each in words for pair in combinations(each, 2)}) == 24
+        chosen = choose(call, seed=seed, examples=8).values()
+        free = {pair for pair in pairs(chosen) if not {one for one, _ in pair} & FIXED}
+        assert len(free) == 24
 
 
-def test_fewer_examples_are_among_more():
+def test_every_pair_of_sizes_that_constraints_allow_comes_together():
+    call = pst.arrays("m k; m <= k", dtype="int8", dims={"m": range(1, 7), "k": range(1, 7)})
+    for seed in range(4):
+        chosen = choose(call, seed=seed, examples=32).values()
+        assert len({drawn[0].shape for drawn in chosen}) == 21
+
+
+def test_choices_that_depend_on_others_are_covered():
+    """Each option is possible for one dtype only."""
+    call = pst.arguments(
+        pst.arrays("m", dtype=pst.dtypes("float32", "bfloat16"), values="normal", dims={"m": 16}),
+        options=lambda drawn: {"scale": st.sampled_from([drawn.recipe["dtype"], "any"])},
+        tuning={"block": st.sampled_from([16, 32, 64])},
+    )
+    chosen = choose(call, seed=0, examples=12).values()
+    together = {(call.options["scale"], call.tuning["block"]) for call in chosen}
+    assert together == set(product(["float32", "bfloat16", "any"], [16, 32, 64]))
+
+
+def test_a_choice_that_is_rejected_hinders_no_other():
+    call = pst.arguments(
+        pst.arrays("m", dtype="int8", dims={"m": range(1, 5)}),
+        tuning={"block": st.sampled_from([1, 2, 3, 4])},
+    ).filter(lambda drawn: drawn.recipe["m"] != drawn.tuning["block"])
+    chosen = choose(call, seed=0, examples=16).values()
+    assert len({(drawn.recipe["m"], drawn.tuning["block"]) for drawn in chosen}) == 12
+
+
+def test_three_of_four_examples_have_a_shape_of_their_own():
+    for shapes in ("m k", "m k, k n"):
+        call = pst.arrays(shapes, dtype="float32", around=16)
+        for examples in (8, 16, 32):
+            chosen = choose(call, seed=0, examples=examples).values()
+            shapes_drawn = {tuple(array.shape for array in drawn) for drawn in chosen}
+            assert len(shapes_drawn) >= 3 * examples // 4
+
+
+def test_kinds_of_lists_come_with_each_size():
+    call = pst.arguments(
+        pst.arrays("b k", dtype="int8", dims={"b": [2, 3, 4], "k": [64]}),
+        then=lambda drawn: {"lengths": pst.lengths(drawn.recipe["b"], max_length=64)},
+    )
+    full = {
+        drawn.recipe["b"]
+        for drawn in choose(call, seed=0, examples=48).values()
+        if (drawn.args[1] == 64).all()
+    }
+    assert full == {2, 3, 4}
+
+
+def test_fewer_examples_are_the_first_of_more():
     """So that checks share compiled kernels."""
-    chosen = set(choose(CALL, seed=0, examples=BASE))
-    for examples in (1, 2, 3):
-        assert set(choose(CALL, seed=0, examples=examples)) < chosen
-
-
-def test_half_as_many_bring_what_was_left_out():
-    """Too many kinds for one choice; the check that draws half of it draws one of the others."""
-    call = pst.arrays("m", dtype="int8", dims={"m": range(1, 13)})
-    base = choose(call, seed=0, examples=BASE)
-    half = choose(call, seed=0, examples=BASE // 2)
-    assert len(base) == BASE
-    assert len(set(half) - set(base)) == 1
-    assert tried(half.values()) - tried(base.values())
+    chosen = [*choose(CALL, seed=0, examples=16)]
+    for examples in (1, 2, 3, 8):
+        assert [*choose(CALL, seed=0, examples=examples)] == chosen[:examples]
 
 
 def test_the_choice_is_always_the_same():
@@ -103,15 +151,15 @@ def test_large_draws_are_not_kept(monkeypatch):
     monkeypatch.setattr(diversity, "MOST_BYTES", 0)
     source = diversity.ExampleSource(pst.arrays("m k", around=8, dtype="float32"))
     choice = source.choose(0, 4)
-    assert not source.pools.get((0, diversity.pool_size(4))).values
+    assert not source.pools.get((0, diversity.LEAST)).values
     assert all(diversity.draw_name(drawn) == words for words, drawn in choice.items())
 
 
 def test_sources_of_the_last_specs_are_kept():
     sources = {}
-    made = [diversity.shared(sources, key, pst.arrays("m")) for key in range(4)]
+    made = [diversity.shared(sources, key, lambda: pst.arrays("m")) for key in range(4)]
     assert list(sources) == [1, 2, 3]
-    assert diversity.shared(sources, 2, None) is made[2]
+    assert diversity.shared(sources, 2, lambda: None) is made[2]
     assert list(sources) == [1, 3, 2]
 
 
@@ -150,26 +198,6 @@ def test_with_one_subject_the_choice_is_the_plain_one():
 def choose_with(subjects, examples=2):
     """The draws of ``CALL`` that are chosen for what there is to ask about them."""
     return diversity.ExampleSource(CALL).choose(0, examples, subjects)
-
-
-def _draws(strategy):
-    """How often a strategy is drawn from to choose from."""
-    count = 0
-
-    def counted(drawn):
-        nonlocal count
-        count += 1
-        return drawn
-
-    chosen = choose(strategy.map(counted), seed=0, examples=4)
-    assert len(chosen) == 4
-    return count
-
-
-def test_drawing_ends_when_draws_bring_nothing_new():
-    few = pst.arrays("m n", dtype="float32", dims={"m": [8], "n": [128, 256]})
-    many = pst.arrays("m n", dtype="float32", around={"m": 64, "n": 128})
-    assert _draws(few) < _draws(many)
 
 
 @pytest.mark.parametrize("shapes", ["m k", "a b c"])

@@ -46,7 +46,7 @@ def mixed(
 
 
 def test_dims_are_shared_by_name(draws):
-    drawn = draws(pst.from_signature(matmul, around=8))
+    drawn = draws(pst.from_signature(matmul, around=8), 200)
     for call in drawn:
         a, b = call.args
         sizes = call.recipe

@@ -1,5 +1,6 @@
 """What is read off a traced function."""
 
+import importlib
 from pathlib import Path
 
 import jax
@@ -11,7 +12,7 @@ from pallas_test_support import sample_kernels as kernels
 
 from pallas_sim.chips import TARGETS
 from pallas_sim.tracing import tracing_for
-from pytest_pallas.grid.kernel_calls import kernel_calls, mutated_operands
+from pytest_pallas.grid.kernel_calls import ASYNCHRONOUS, kernel_calls, mutated_operands
 from pytest_pallas.grid.model import describe_writer
 
 X = jnp.zeros((20, 128))
@@ -54,6 +55,13 @@ def test_a_kernel_has_the_line_of_its_call_or_else_of_its_body():
     assert found.source == ""  # this can go where JAX knows the call
     file, _, line = found.located_name.removeprefix("body at ").rpartition(":")
     assert "# here" in Path(file).read_text().splitlines()[int(line) - 1]
+
+
+def test_names_of_what_is_asynchronous_are_names_of_primitives():
+    primitives = importlib.import_module("jax._src.pallas.mosaic_gpu.primitives")
+    known = {value.name for value in vars(primitives).values() if hasattr(value, "bind")}
+    assert {"wgmma_ref", "tcgen05_mma", "barrier_arrive"} < ASYNCHRONOUS & known
+    assert not {name for name in ASYNCHRONOUS - known if "wgmma" in name or "smem" in name}
 
 
 def test_hard_coded_interpret_is_seen():

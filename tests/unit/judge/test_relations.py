@@ -145,12 +145,29 @@ def swapped(oracle, height, width):
 
 @pytest.mark.parametrize(
     ("shape", "block"),
-    [((16, 16), (8, 8)), ((24, 16), (8, 8)), ((8, 24), (8, 8)), ((32, 8), (8, 4))],
+    [((16, 16), (8, 8)), ((24, 16), (8, 8)), ((32, 8), (8, 4))],
 )
 def test_swapped_block_indices(shape, block):
     oracle = np.random.default_rng(0).normal(size=shape)
     sentence = f"block (i, j) of {block} holds what belongs in block (j, i): swapped indices?"
     assert relations(swapped(oracle, *block), oracle) == (sentence,)
+
+
+@pytest.mark.parametrize("shape", [(8, 24), (24, 8)])
+def test_one_page_for_all_of_them_is_no_swap(shape):
+    """Swapped indices of one row of blocks would be those of the first block, too."""
+    oracle = np.random.default_rng(0).normal(size=shape)
+    sentence = "each block of (8, 8) holds what belongs in the first one: a constant index?"
+    assert relations(swapped(oracle, 8, 8), oracle) == (sentence,)
+
+
+def test_the_last_page_for_those_beyond_it_is_no_swap():
+    """Blocks that can swap are right, as far as a swap shows there."""
+    oracle = np.random.default_rng(0).normal(size=(24, 16))
+    oracle[8:16, :8] = oracle[:8, 8:]
+    actual = swapped(oracle, 8, 8)
+    assert not (actual != oracle)[:16].any()
+    assert not any("swapped" in sentence for sentence in relations(actual, oracle))
 
 
 def test_swapped_blocks_of_any_leading_index():

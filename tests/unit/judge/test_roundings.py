@@ -203,6 +203,20 @@ def test_an_exponent_that_is_computed_again_is_rounded_again():
     assert found > 0.8 * 0.5 * np.sqrt(2) * 300e-6
 
 
+def test_an_exponent_that_is_a_product_may_be_another_product():
+    """One key has the weight 1, to the bit; with scores of another product, it is off by that."""
+    x, y = np.full((1, 64), 2.0), np.concatenate([[1.0] * 32, [-1.0] * 32])[:, None]
+
+    def weight(a, b):
+        s = jnp.where(jnp.arange(1) == 0, (a @ b) * 1.0, -jnp.inf)
+        e = jnp.exp(s - s.max(1, keepdims=True))
+        return (e / e.sum(1, keepdims=True)) * 1.0
+
+    found = deviation(weight, x, y, wide=1e-6)
+    of_product = deviation(lambda a, b: a @ b, x, y, wide=1e-6)
+    np.testing.assert_allclose(found, of_product, rtol=0.3)
+
+
 def test_the_error_of_a_stored_log_sum_exp_is_that_of_its_row():
     """A row of a softmax that was summed up is off by it, however many terms it has."""
     x = np.full((1, 400), 50.0)

@@ -124,7 +124,9 @@ def test_a_picture_that_cannot_be_made_says_so():
 def begin(each, dims):
     """As a drawn call of these sizes."""
     recipe = {**dims, "dtype": "float32", "seed": 3}
-    each.begin(SimpleNamespace(args=(), options={}, tuning={}, recipe=recipe, declared=None))
+    each.begin(
+        SimpleNamespace(args=(), options={}, tuning={}, recipe=recipe, declared=None, mesh={})
+    )
 
 
 def test_errors_of_examples():

@@ -21,8 +21,6 @@ from published.failures import HOPPER, fails
 from pytest_pallas import KernelSpec
 from pytest_pallas import strategies as pst
 
-MESHES = ({"x": 2}, {"x": 4})
-
 
 def gathered(x: Any, *, mesh: jax.sharding.Mesh, axis: int = 0, num_blocks: int = 2) -> Any:
     gather = functools.partial(
@@ -56,7 +54,7 @@ ALL_GATHER = KernelSpec(
     kernel={"gpu": gathered},
     reference=gathered_reference,
     backends=HOPPER,
-    meshes=MESHES,
+    meshes={"x": (2, 4, 8)},  # its tiles are powers of two
     inputs=_gathered_inputs,
     exact=True,
     vmappable=False,
@@ -121,7 +119,7 @@ def _scatter(name: str, dtypes: Any, reductions: list[str], **rest: Any) -> Kern
         kernel={"gpu": scattered},
         reference=scattered_reference,
         backends=HOPPER,
-        meshes=MESHES,
+        meshes={"x": (2, 4, 8)},  # its tiles are powers of two
         inputs=_scattered_inputs(dtypes, reductions),
         exact=True,
         vmappable=False,
@@ -159,6 +157,13 @@ def multiplied(x: Any, y: Any, *, mesh: jax.sharding.Mesh, dtype: Any = None, **
         )(x, y)
 
 
+def multiplied_by_two(x: Any, y: Any, *, mesh: jax.sharding.Mesh, **rest: Any) -> Any:
+    """``multiplied``, for the number of devices on which one semaphore is enough."""
+    if mesh.size > 2:
+        raise ValueError(f"all_gather_lhs_matmul is for 2 devices here, not {mesh.size}")
+    return multiplied(x, y, mesh=mesh, **rest)
+
+
 def multiplied_reference(x: Any, y: Any, *, mesh: jax.sharding.Mesh, dtype: Any = None) -> Any:
     del mesh
     wide = jnp.promote_types(x.dtype, jnp.float32)
@@ -166,13 +171,21 @@ def multiplied_reference(x: Any, y: Any, *, mesh: jax.sharding.Mesh, dtype: Any 
     return product.astype(x.dtype if dtype is None else dtype)
 
 
-def _multiplied(name: str, dtype: Any, *, options: Any = None, **rest: Any) -> KernelSpec:
+def _multiplied(
+    name: str,
+    dtype: Any,
+    *,
+    kernel: Any = multiplied_by_two,
+    meshes: Any = ({"x": 2},),
+    options: Any = None,
+    **rest: Any,
+) -> KernelSpec:
     return KernelSpec(
         name=name,
-        kernel={"gpu": multiplied},
+        kernel={"gpu": kernel},
         reference=multiplied_reference,
         backends=HOPPER,
-        meshes=({"x": 2},),
+        meshes=meshes,
         inputs=lambda mesh: pst.arguments(
             pst.arrays(
                 "m k, k n",
@@ -189,6 +202,18 @@ def _multiplied(name: str, dtype: Any, *, options: Any = None, **rest: Any) -> K
 
 
 COLLECTIVE_MATMUL = _multiplied("gpu_all_gather_matmul", pst.floats("bfloat16", "float16"))
+COLLECTIVE_MATMUL_RING = _multiplied(
+    "gpu_all_gather_matmul_ring",
+    "bfloat16",
+    kernel=multiplied,
+    meshes={"x": (3, 4)},
+    xfail=fails(
+        "gpu-sim",
+        "a block that is a step ahead signals in place of one that has not sent its rows yet",
+        "forward",
+        hardware=False,
+    ),
+)
 COLLECTIVE_MATMUL_MIXED = _multiplied(
     "gpu_all_gather_matmul_mixed",
     "bfloat16",

@@ -3,6 +3,7 @@
 import http.client
 import socket
 import threading
+import time
 import xmlrpc.client
 
 import pytest
@@ -133,6 +134,37 @@ def test_a_request_of_any_size_is_not_read(stores):
             head = "\r\n".join(["POST /RPC2 HTTP/1.1", *lines, f"Content-Length: {length}", "", ""])
             made.sendall(head.encode())
             assert b" 403 " in made.recv(100)
+
+
+def test_a_host_whose_answer_was_lost_is_admitted_again(stores, monkeypatch):
+    """With the token of its first request, which no other host has."""
+    first, second = stores
+    server = first._server
+    server._admitted.clear()
+    answers = iter([False, True])
+    answer = server.RequestHandlerClass.end_headers
+
+    def lost(handler):
+        if not next(answers, True):
+            raise ConnectionResetError
+        answer(handler)
+
+    monkeypatch.setattr(server.RequestHandlerClass, "end_headers", lost)
+    monkeypatch.setattr(server, "handle_error", lambda *_: None)
+    address = f"127.0.0.1:{server.server_address[1]}"
+    again = RemoteStore(Place(address, 2, 1), 30.0)
+    again.put("a", b"right")
+    assert second.get("a", 0.0) == b"right"
+    assert server.admit("/join/1", "127.0.0.1")[0] == 403
+
+
+def test_a_refusal_is_not_asked_for_again(stores):
+    first, _ = stores
+    address = f"127.0.0.1:{first._server.server_address[1]}"
+    started = time.monotonic()
+    with pytest.raises(GangError, match="host 1 of 2 is refused by host 0"):
+        RemoteStore(Place(address, 2, 1), 60.0)
+    assert time.monotonic() - started < 30
 
 
 def test_each_host_gets_the_secret_once(stores):

@@ -1,0 +1,300 @@
+"""Draw examples in which every pair of choices comes together: ``Covering``.
+
+An example makes choices: a dtype, a kind of size along each dim, a class of values, options, tuning
+parameters. Most bugs need one choice or two together, seldom three (Kuhn, Wallace and Gallo,
+"Software fault interactions and implications for software testing", IEEE TSE 30, 2004). So each
+example is made of the choices that bring the most new pairs, one choice after the other: by the
+pairs with the choices already made, and by the share of pairs that are open with those to come
+(Bryce and Colbourn, "The density algorithm for pairwise interaction testing", STVR 17, 2007).
+
+Strategies ask the plan while hypothesis generates (``choose``, ``Covering.sizes``), and hypothesis
+records the answers as choices of its own: shrinking, the database and replays know no plan.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from itertools import combinations
+from typing import Any
+
+from hypothesis import strategies as st
+from hypothesis.strategies import DrawFn, SearchStrategy
+
+from pytest_pallas.compat.fuzzing import answering, sampled_elements
+from pytest_pallas.draw.sizes import SizePool, exceeding
+from pytest_pallas.record import Aspect
+
+#: Limit on the number of alternatives that are known one by one.
+MOST = 24
+
+#: As many rows of sizes are made, and as many of the table are looked at, to take the best.
+_ROWS = 8
+
+#: A list is an aspect of its own as often in a call; further ones are drawn at random.
+_LISTS = 2
+
+#: What a new shape is worth, in pairs, and a new way to exceed tiles.
+_NEW_SHAPE, _NEW_EXTENT = 0.5, 4.0
+
+#: What a pair is worth that came once before.
+_AGAIN = 0.1
+
+#: A choice: an aspect and a word for its value.
+type Choice = tuple[Aspect, str]
+
+#: The numbers of two choices, the smaller first.
+type Pair = tuple[int, int]
+
+
+@dataclass(repr=False)
+class Covering:
+    """The choices of all examples so far, and of the one that is being drawn.
+
+    Attributes:
+      random: decides between equal choices.
+      domain: the words of each aspect, as far as they are known.
+      numbers: of the choices.
+      pairs: how often pairs of choices came together, by their numbers.
+      tries: how often pairs were to come together, and could not or were rejected.
+      met: the choices of all examples.
+      shapes: the sizes of all examples.
+      extents: how examples exceeded tiles; see ``sizes.exceeding``.
+      fixed: the choices of the current example.
+      shares: the shares of pairs with an aspect that are open, as far as they were computed.
+    """
+
+    random: random.Random
+    domain: dict[Aspect, dict[str, None]] = field(default_factory=dict[Aspect, dict[str, None]])
+    numbers: dict[Choice, int] = field(default_factory=dict[Choice, int])
+    pairs: Counter[Pair] = field(default_factory=Counter[Pair])
+    tries: Counter[Pair] = field(default_factory=Counter[Pair])
+    met: set[Choice] = field(default_factory=set[Choice])
+    shapes: set[tuple[tuple[str, int], ...]] = field(
+        default_factory=set[tuple[tuple[str, int], ...]]
+    )
+    extents: set[str] = field(default_factory=set[str])
+    fixed: dict[Aspect, str] = field(default_factory=dict[Aspect, str])
+    shares: dict[tuple[int, Aspect], float] = field(default_factory=dict[tuple[int, Aspect], float])
+
+    def end(self, *, accepted: bool) -> None:
+        """End the current example, and begin the next one."""
+        (self.pairs if accepted else self.tries).update(self._pairs(self.fixed.items()))
+        if accepted:
+            self.met.update(self.fixed.items())
+        self.fixed.clear()
+        self.shares.clear()
+
+    def position(self, aspect: Aspect, words: Sequence[str]) -> int:
+        """Choose one of the words for an aspect of the current example; returns its position."""
+        self.domain.setdefault(aspect, {}).update(dict.fromkeys(words))
+        return self._best(aspect, words, self.fixed)
+
+    def together(self, choices: Sequence[Mapping[Aspect, str]]) -> int:
+        """Choose some words together: those that no example had first; returns their position."""
+        for words in choices:
+            for aspect, word in words.items():
+                self.domain.setdefault(aspect, {})[word] = None
+
+        def worth(position: int) -> tuple[int, float, float]:
+            several = choices[position].items()
+            new = sum(choice not in self.met for choice in several)
+            return new, sum(self._worth(choice, {}) for choice in several), self.random.random()
+
+        return max(range(len(choices)), key=worth)
+
+    def numbered(self, aspect: Aspect) -> Aspect | None:
+        """Return the aspect of a list with the number of such lists so far; None for too many."""
+        for number in range(1, _LISTS + 1):
+            own = aspect if number == 1 else Aspect(aspect.role, f"{aspect.name} {number}")
+            if own not in self.fixed:
+                return own
+        return None
+
+    def sizes(
+        self,
+        pools: Mapping[str, SizePool],
+        words: Mapping[str, Sequence[str]],
+        fits: Callable[[Mapping[str, int]], bool],
+        table: Sequence[Sequence[int]],
+    ) -> Sequence[int] | None:
+        """Choose the sizes of the dims of the current example.
+
+        Args:
+          pools: of each dim, the sizes that it may have.
+          words: the kind of each.
+          fits: whether sizes satisfy all constraints.
+          table: positions of sizes that fit.
+
+        Returns:
+          The position of each dim's size; None if no sizes were found that fit.
+        """
+        aspects = {name: Aspect("dim", name) for name in pools}
+        for name, aspect in aspects.items():
+            self.domain.setdefault(aspect, {}).update(dict.fromkeys(words[name]))
+        names = list(pools)
+        tiles, deep = _tiles(pools)
+        best, most = None, -1.0
+        rows = [self._row(aspects, words) for _ in range(_ROWS)]
+        for number, row in enumerate([*rows, *self.random.sample(table, len(table))]):
+            if best is not None and number >= 2 * _ROWS:
+                break
+            chosen = {name: pools[name].sizes[at] for name, at in zip(names, row, strict=True)}
+            if not fits(chosen):
+                tried = [(aspects[n], words[n][at]) for n, at in zip(names, row, strict=True)]
+                self.tries.update(self._pairs(tried))
+                continue
+            fixed = dict(self.fixed)
+            worth = self.random.random() * 1e-3
+            for name, at in zip(names, row, strict=True):
+                choice = (aspects[name], words[name][at])
+                worth += self._worth(choice, fixed)
+                fixed[choice[0]] = choice[1]
+            worth += _NEW_SHAPE * (tuple(chosen.items()) not in self.shapes)
+            worth += _NEW_EXTENT * len(exceeding(chosen, tiles, deep) - self.extents)
+            if worth > most:
+                best, most = row, worth
+        return best
+
+    def fix_sizes(
+        self,
+        pools: Mapping[str, SizePool],
+        words: Mapping[str, Sequence[str]],
+        positions: Sequence[int],
+    ) -> None:
+        """Add the sizes of the current example."""
+        at_of = dict(zip(pools, positions, strict=True))
+        self.fixed.update((Aspect("dim", name), words[name][at]) for name, at in at_of.items())
+        sizes = {name: pools[name].sizes[at] for name, at in at_of.items()}
+        self.shapes.add(tuple(sizes.items()))
+        self.extents.update(exceeding(sizes, *_tiles(pools)))
+
+    def _row(
+        self, aspects: Mapping[str, Aspect], words: Mapping[str, Sequence[str]]
+    ) -> Sequence[int]:
+        """Choose positions of sizes: dim by dim the best one, in a random order."""
+        fixed, row = dict(self.fixed), dict[str, int]()
+        for name in self.random.sample([*aspects], len(aspects)):
+            row[name] = self._best(aspects[name], words[name], fixed)
+            fixed[aspects[name]] = words[name][row[name]]
+        return [row[name] for name in aspects]
+
+    def _best(self, aspect: Aspect, words: Sequence[str], fixed: Mapping[Aspect, str]) -> int:
+        worth = {word: self._worth((aspect, word), fixed) for word in dict.fromkeys(words)}
+        return max(range(len(words)), key=lambda at: (worth[words[at]], self.random.random()))
+
+    def _worth(self, choice: Choice, fixed: Mapping[Aspect, str]) -> float:
+        """Return the new pairs of a choice: those with fixed ones, and the share of the rest."""
+        number = self._number(choice)
+        return sum(
+            self._open(number, self._number((aspect, fixed[aspect])))
+            if aspect in fixed
+            else self._share(number, aspect)
+            for aspect in self.domain
+            if aspect != choice[0]
+        )
+
+    def _share(self, number: int, aspect: Aspect) -> float:
+        key = (number, aspect)
+        if key not in self.shares:
+            words = self.domain[aspect]
+            numbers = [self._number((aspect, word)) for word in words]
+            self.shares[key] = sum(self._open(number, other) for other in numbers) / len(words)
+        return self.shares[key]
+
+    def _open(self, number: int, other: int) -> float:
+        """Return what a pair is worth: less if it came before, or could not be had."""
+        pair = (number, other) if number < other else (other, number)
+        count = self.pairs.get(pair, 0)
+        return _AGAIN / count if count else 1 / (1 + self.tries.get(pair, 0))
+
+    def _number(self, choice: Choice) -> int:
+        return self.numbers.setdefault(choice, len(self.numbers))
+
+    def _pairs(self, choices: Iterable[Choice]) -> Iterable[Pair]:
+        return combinations(sorted(map(self._number, choices)), 2)
+
+
+def _tiles(
+    pools: Mapping[str, SizePool],
+) -> tuple[Mapping[str, Sequence[int]], Mapping[str, int]]:
+    """Return the tiles of dims, and the sizes from which on a kernel uses its buffers again."""
+    tiles = {name: pool.tiles for name, pool in pools.items() if pool.tiles}
+    return tiles, {name: pool.sizes[-1] for name, pool in pools.items() if pool.deep}
+
+
+_COVERING: ContextVar[Covering | None] = ContextVar("covering", default=None)
+
+
+def current_covering() -> Covering | None:
+    """Return the plan of the example that is being drawn, or None."""
+    return _COVERING.get()
+
+
+@st.composite
+def planned(draw: DrawFn, strategy: SearchStrategy[Any], covering: Covering) -> Any:
+    """Return a strategy whose choices a plan makes, as far as hypothesis generates."""
+    token = _COVERING.set(covering)
+    accepted = False
+    try:
+        drawn = draw(strategy)
+        accepted = True
+    finally:
+        covering.end(accepted=accepted)
+        _COVERING.reset(token)
+    return drawn
+
+
+def alternatives(strategy: Any) -> tuple[Any, ...]:
+    """Return the choices of a strategy; empty if they are not known, or more than ``MOST``."""
+    elements = sampled_elements(strategy)
+    return () if elements is None or len(elements) > MOST else tuple(elements)
+
+
+def choose(draw: DrawFn, strategy: Any, aspect: Aspect, word: Callable[[Any], str]) -> Any:
+    """Draw from a strategy; of a few alternatives, the plan chooses.
+
+    Args:
+      draw: of the strategy around it.
+      strategy: to draw from.
+      aspect: what is chosen.
+      word: returns the word of a value.
+    """
+    values = alternatives(strategy)
+    if len(values) < 2:
+        return draw(strategy)
+    covering = current_covering()
+    positions = st.sampled_from(range(len(values)))
+    if covering is None:
+        return values[draw(positions)]
+    words = [word(value) for value in values]
+    with answering(covering.position(aspect, words)):
+        position = draw(positions)
+    covering.fixed[aspect] = words[position]
+    return values[position]
+
+
+def choose_together(draw: DrawFn, choices: Sequence[Mapping[Aspect, str]]) -> int:
+    """Draw the position of words of several aspects."""
+    covering = current_covering()
+    positions = st.sampled_from(range(len(choices)))
+    if covering is None:
+        return draw(positions)
+    with answering(covering.together(choices)):
+        position = draw(positions)
+    covering.fixed.update(choices[position])
+    return position
+
+
+def kind_of_list(draw: DrawFn, name: str, kinds: Sequence[str]) -> str:
+    """Draw the kind of a list, such as lengths; a kind may be given several times."""
+    covering = current_covering()
+    aspect = None if covering is None else covering.numbered(Aspect("list", name))
+    if covering is None or aspect is None:
+        return draw(st.sampled_from(kinds))
+    with answering(covering.position(aspect, kinds)):
+        covering.fixed[aspect] = draw(st.sampled_from(kinds))
+    return covering.fixed[aspect]
