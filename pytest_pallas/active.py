@@ -24,6 +24,7 @@ from pytest_pallas.errors import GangError
 from pytest_pallas.fixtures import reseed
 from pytest_pallas.options import any_given
 from pytest_pallas.pytest_session import (
+    DEVICES,
     DONE,
     OUTPUT,
     PROBLEM,
@@ -36,6 +37,7 @@ from pytest_pallas.pytest_session import (
 
 if TYPE_CHECKING:
     from pytest_pallas.distribute.resume import RunKeeper
+    from pytest_pallas.isolate.isolator import Isolator
 
 
 @contextlib.contextmanager
@@ -73,7 +75,8 @@ class KernelTests:
                 from pytest_pallas.distribute.gang.plugin import register_gang
 
                 register_gang(session)
-            look_for_named_backends(session)
+            isolator = None if self.in_worker or gang else self._isolator()
+            self._look_for_backends()
             self._check_files()
         keeper = self._keeper_of_results()
         if options.suite:
@@ -92,12 +95,41 @@ class KernelTests:
 
             with _stopping_pytest():
                 register_mutants(session, reseed)
-        if not self.in_worker and not gang:
-            from pytest_pallas.isolate.isolator import PLUGIN, Isolator
+        if isolator is not None:
+            from pytest_pallas.isolate.isolator import PLUGIN, HardwareTests
 
-            register(Isolator(session), PLUGIN)
+            register(isolator, PLUGIN)
+            if isolator.owns_devices:
+                register(HardwareTests(isolator), f"{PLUGIN}-hardware")
         if not hasattr(self.config, "workerinput") and not self.in_worker and session.reports:
             self._register_reporters(keeper)
+
+    def _look_for_backends(self) -> None:
+        """Look for named backends; a pytest-xdist worker leaves the error to the controller."""
+        try:
+            look_for_named_backends(self.session)
+        except (OptionError, DeviceError) as error:
+            if not hasattr(self.config, "workerinput"):
+                raise
+            self.session.refusal = str(error)
+
+    def _isolator(self) -> Isolator:
+        """Make the plugin that isolates tests. Its worker owns the devices of hardware, if any."""
+        from pytest_pallas.isolate.isolator import Isolator
+        from pytest_pallas.isolate.policy import may_use_hardware, separates_hardware
+
+        session, isolator = self.session, Isolator(self.session)
+        if may_use_hardware(session):
+            if worker_count(self.config):
+                from pytest_pallas.workers.forks import shared
+
+                session.delegates, session.elsewhere = True, session.devices_told
+                sharing = contextlib.ExitStack()
+                sharing.enter_context(shared())
+                self.config.add_cleanup(sharing.close)
+            elif separates_hardware(session):
+                isolator.own_devices()
+        return isolator
 
     def _set_devices(self) -> None:
         """Set the number of simulated devices, and which accelerator each worker sees.
@@ -267,6 +299,14 @@ class KernelTests:
             with self._refusing_tests(session.items):
                 require_replayed(session.config, session.items)
 
+    def pytest_collection(self, session: pytest.Session) -> bool | None:
+        """Collect nothing in a pytest-xdist worker whose backends are not there."""
+        if not self.session.refusal:
+            return None
+        session.items, session.testscollected = [], 0
+        session.config.hook.pytest_collection_finish(session=session)
+        return True
+
     @contextlib.contextmanager
     def _refusing_tests(self, items: list[pytest.Item]) -> Generator[None]:
         """Leave a usage error of a pytest-xdist worker to the controller, which loses others."""
@@ -285,7 +325,7 @@ class KernelTests:
         self.session.item = item
         processes.begin_scope(item.nodeid)
         self.session.results.clear()
-        for compiling in (item, nextitem):
+        for compiling in () if self.session.elsewhere else (item, nextitem):
             if getattr(getattr(compiling, "backend", None), "kind", None) == "compiling":
                 from pytest_pallas.run.item import begin
 
@@ -310,6 +350,10 @@ class KernelTests:
         report = yield
         if call.excinfo is not None or report.when == "teardown":
             processes.end_scope(_problem(call.excinfo))
+        if call.excinfo is not None and self.in_worker:
+            from pytest_pallas.backends import statuses
+
+            statuses.note(call.excinfo.value)
         if self.session.results or hasattr(item, "result"):
             from pytest_pallas.report.collect import attach
 
@@ -350,6 +394,9 @@ class KernelTests:
             output[OUTPUT] = [plain_not_applicable(entry) for entry in entries]
             output[SHARD] = (state.shard_line, state.empty_shard)
             output[REFUSAL] = state.refusal
+            backends = state.selection.backends if "selection" in vars(state) else ()
+            hardware = [backend.name for backend in backends if backend.kind == "hardware"]
+            output[DEVICES] = {name: list(state.devices(name).kinds) for name in hardware}
 
 
 def _problem(excinfo: pytest.ExceptionInfo[BaseException] | None) -> str:

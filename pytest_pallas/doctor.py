@@ -6,6 +6,8 @@ which is made to be pasted into a bug report.
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import os
 import platform
 import re
@@ -23,12 +25,15 @@ from jax.experimental import pallas as pl
 
 from pallas_sim import set_platforms
 from pytest_pallas._version import __version__
-from pytest_pallas.backends.devices import simulate
+from pytest_pallas.backends.devices import accelerators, only_cpu, simulate
 from pytest_pallas.backends.execution import brief
 from pytest_pallas.backends.protocol import Backend, Call, label
-from pytest_pallas.backends.registry import Family
+from pytest_pallas.backends.registry import FAMILIES, Family
+from pytest_pallas.backends.statuses import NO_DEVICE, plugin_errors
 from pytest_pallas.options import Options
 from pytest_pallas.tested import TESTED
+from pytest_pallas.workers.pool import WorkerPool
+from pytest_pallas.workers.process import JobResult, WorkerSetup
 
 #: Packages whose version decides what happens, in the order of the report.
 PACKAGES = (
@@ -156,10 +161,19 @@ def add_one(x: jax.Array) -> jax.Array:
     return pl.pallas_call(body, out_shape=jax.ShapeDtypeStruct(x.shape, x.dtype))(x)
 
 
-def trials(families: Iterable[Family]) -> Iterator[Trial]:
-    """Try the kernel on each backend, on its default chip."""
+def trials(families: Iterable[Family], apart: DeviceProcess | None = None) -> Iterator[Trial]:
+    """Try the kernel on each backend, on its default chip.
+
+    Args:
+      families: the backends.
+      apart: the process that opens devices; None for this one.
+    """
+    own = {family.name for family in FAMILIES if family.kind == "hardware"}
     for family in families:
-        yield tried(family.make(None))
+        if apart is not None and family.name in own and family.kind == "hardware":
+            yield apart.tried(family.name)
+        else:
+            yield tried(family.make(None))
 
 
 def tried(backend: Backend) -> Trial:
@@ -187,14 +201,61 @@ def tried(backend: Backend) -> Trial:
 def devices() -> tuple[str, ...]:
     """Return the devices that JAX finds, as ``8 x cpu (cpu)``; or why it finds none."""
     try:
-        names = [f"{device.platform} ({device.device_kind})" for device in jax.devices()]
-    except RuntimeError as error:
+        with plugin_errors("gpu"):
+            names = [f"{device.platform} ({device.device_kind})" for device in jax.devices()]
+    except NO_DEVICE as error:
         return (f"JAX does not start: {brief(str(error), lines=3)}",)
     return tuple(f"{names.count(name)} x {name}" for name in dict.fromkeys(names))
 
 
 def _text_of(error: Exception) -> str:
     return f"{type(error).__name__}: {brief(str(error), lines=4)}"
+
+
+# Devices are opened in a process of its own: a driver that hangs or crashes ends that one only.
+
+
+#: Seconds to open the devices, or for the kernel on one of them.
+_SECONDS = 120.0
+
+
+def serve(payload: bytes) -> bytes:
+    """In that process, try a backend and return its ``Trial``; the devices for an empty name."""
+    name = payload.decode()
+    if not name:
+        return json.dumps(devices()).encode()
+    [family] = [family for family in FAMILIES if family.name == name]
+    return json.dumps(dataclasses.asdict(tried(family.make(None)))).encode()
+
+
+class DeviceProcess:
+    """The process that opens the devices."""
+
+    def __init__(self, pool: WorkerPool, platforms: str) -> None:
+        """Start nothing yet; ``platforms`` are those that JAX may use there."""
+        self._pool = pool
+        self._setup = WorkerSetup(
+            name="device",
+            job="the trial",
+            entry="pytest_pallas.doctor:serve",
+            environment=(("JAX_PLATFORMS", platforms),),
+        )
+
+    def _ask(self, name: str) -> JobResult:
+        return self._pool.submit(self._setup, name.encode(), timeout=_SECONDS).result()
+
+    def devices(self) -> tuple[str, ...]:
+        """Return ``devices`` of that process, or why there is no answer."""
+        result = self._ask("")
+        done = result.status == "done"
+        return tuple(json.loads(result.value)) if done else (result.message,)
+
+    def tried(self, name: str) -> Trial:
+        """Return what becomes of a backend there."""
+        result = self._ask(name)
+        if result.status != "done":
+            return Trial(name, FAILED, brief(result.message, lines=4), result.seconds)
+        return Trial(**json.loads(result.value))
 
 
 # The text of ``--pallas-doctor``, made to be pasted into a bug report.
@@ -274,7 +335,13 @@ def _lines(config: pytest.Config, environ: dict[str, str]) -> Iterator[str]:
     distributions = config.pluginmanager.list_plugin_distinfo()
     plugins = [(plugin.project_name, plugin.version) for _, plugin in distributions]
     installation = installation_of(plugins, environ)
+    families = session.families.values()
     try:
-        yield from lines(installation, devices(), trials(session.families.values()))
+        if accelerators(os.environ) is None:
+            yield from lines(installation, devices(), trials(families))
+            return
+        with WorkerPool(1) as pool, only_cpu(os.environ) as platforms:
+            apart = DeviceProcess(pool, platforms)
+            yield from lines(installation, apart.devices(), trials(families, apart))
     finally:
         sys.stdout.flush()

@@ -118,6 +118,12 @@ class HangError(KernelError):
     timed_out = True
 
 
+class DeviceLostError(KernelError):
+    """A device failed under a kernel, and its process can launch nothing more."""
+
+    timed_out = True  # as after a time limit, the example must not run again there
+
+
 class CrashError(KernelError):
     """The process of an isolated test died."""
 

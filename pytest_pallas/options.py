@@ -380,6 +380,9 @@ class Options:
         "run tests in a worker process, so that a crash or a hang ends the worker only: auto "
         "(default: collectives, kernels with semaphores or DMAs, tests that failed before), "
         "always or never", marked=True)
+    shrink_time: float = _option(0.0, amount("seconds", zero=True), "SECONDS",
+        "shrink an example that ends its process, by a crash, a hang or a device that fails, for "
+        "about this long: each try costs a process (default: 0)", marked=True)
     missing: str = _option("skip", one_of("skip", "error"), "WHAT",
         "what to do with a test that needs more devices than are available: skip it (default) or "
         "error", marked=True)

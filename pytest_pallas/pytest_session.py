@@ -22,7 +22,7 @@ from pytest_pallas.session import Harness, Session, SpecFacts
 if TYPE_CHECKING:
     from pytest_pallas.backends.devices import Pinning
     from pytest_pallas.backends.protocol import Backend
-    from pytest_pallas.backends.registry import Family
+    from pytest_pallas.backends.registry import DeviceFacts, Family
     from pytest_pallas.checks import Check
     from pytest_pallas.judge.tolerance import Tolerance
     from pytest_pallas.mutate import Operator
@@ -42,6 +42,10 @@ class PytestSession(Session):
     pinning: Pinning | None = None
     #: Whether this process only starts others, which have the devices (``gang.plugin``).
     delegates: bool = False
+    #: Whether something opened an accelerator in this process, so that no worker can own it.
+    opened_early: bool = False
+    #: The devices that these have told of, by the name of their backend.
+    told_devices: dict[str, DeviceFacts] = field(default_factory=dict[str, "DeviceFacts"])
     #: Whether this process reports; one host of several does.
     reports: bool = True
     #: The generators of ``pallas_rng``, which are reset for each test.
@@ -124,6 +128,12 @@ class PytestSession(Session):
     def chosen_operators(self) -> bool:
         """Whether only some mutation operators are used."""
         return set(self.operators) != set(self.operator_names)
+
+    def devices_told(self, name: str) -> DeviceFacts:
+        """Return the devices that a process of this one has told of."""
+        from pytest_pallas.backends.registry import DeviceFacts
+
+        return self.told_devices.get(name) or DeviceFacts(problem="no worker has told of one")
 
     @property
     def in_worker(self) -> bool:
@@ -246,6 +256,9 @@ OUTPUT = "pallas_not_applicable"
 #: Likewise for the line about a shard, and whether it is empty.
 SHARD = "pallas_shard"
 
+#: Likewise for its devices.
+DEVICES = "pallas_devices"
+
 #: Likewise for its usage error.
 REFUSAL = "pallas_refusal"
 
@@ -329,8 +342,11 @@ def look_for_named_backends(session: PytestSession) -> None:
     from pytest_pallas.backends.registry import WORDS, parse
     from pytest_pallas.errors import BackendUnavailableError
 
-    if "backend" not in session.options.explicit or session.options.backend == ("auto",):
+    automatic = "backend" not in session.options.explicit or session.options.backend == ("auto",)
+    if automatic and session.elsewhere is None:
         return
+    if session.in_worker and gang() is None:
+        return  # the process that asks decides; each request says which devices it needs
     try:
         if session.pinning is not None or session.delegates:
             for word in session.options.backend:

@@ -319,7 +319,9 @@ class Record:
       requirement: the reason why the check applies to no example; empty if it applies.
       stopped_by: the test whose kernel raised, so that this one did not run; or empty.
       source: ``file:line`` of the kernel's function; empty unless failed, xfailed or xpassed.
-      message: the full error message; empty unless failed or xfailed.
+      error_type: the class of the error, such as ``"MismatchError"``; empty unless failed or
+        xfailed.
+      message: the full error message, likewise.
       explanation: the message as data, from ``Explanation.to_json``.
       findings: findings of a failure, such as a race or a deadlock, from ``Finding.to_json``.
       others: failures of the same check that look different, each with ``message``,
@@ -365,6 +367,7 @@ class Record:
     requirement: Text = ""
     stopped_by: str = ""
     source: str = ""
+    error_type: str = ""
     message: Text = ""
     explanation: _ExplanationOrNone = dataclasses.field(default_factory=dict[str, Any])
     findings: tuple[_PlainFinding, ...] = ()
@@ -494,9 +497,14 @@ _FINDINGS = 16
 
 def error_fields(error: BaseException) -> dict[str, Any]:
     """Return the fields of a record about its failure: the message and data of an error."""
+    kind = type(error).__name__
     if not isinstance(error, PallasError):
-        text = f"{type(error).__name__}: {error}"
-        return {"message": text, "explanation": explanation_of(text).to_json()}
+        text = f"{kind}: {error}"
+        return {
+            "error_type": kind,
+            "message": text,
+            "explanation": explanation_of(text).to_json(),
+        }
 
     def plain(error: PallasError) -> dict[str, Any]:
         explanation = error.explanation or explanation_of(str(error))
@@ -510,4 +518,4 @@ def error_fields(error: BaseException) -> dict[str, Any]:
     others = (
         {**plain(other), "distinct": facts_of(other).distinct} for other in facts_of(error).others
     )
-    return {**plain(error), "others": tuple(others)}
+    return {"error_type": kind, **plain(error), "others": tuple(others)}

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from hypothesis.database import ExampleDatabase
 
     from pytest_pallas.backends.protocol import Backend, Call, RunSettings
-    from pytest_pallas.backends.registry import Family, Selection
+    from pytest_pallas.backends.registry import DeviceFacts, Family, Selection
     from pytest_pallas.checks import Check
     from pytest_pallas.checks.golden import Goldens
     from pytest_pallas.checks.schedule import Runs
@@ -142,6 +142,9 @@ class Session:
     lost_places: dict[str, str] = field(default_factory=dict[str, str])
     #: Receives events of examples and calls in isolated tests; see ``isolation``.
     observer: Any = None
+    #: Returns the devices of a hardware backend, by its name, where another process owns them; None
+    #: where this one does.
+    elsewhere: Callable[[str], DeviceFacts] | None = None
     #: The current ``mutate.Mutant`` of kernels, or None.
     mutant: Any = None
     #: The last call of the running test, for ``--pallas-trace`` only.
@@ -173,10 +176,22 @@ class Session:
     @cached_property
     def families(self) -> Mapping[str, Family]:
         """The known backends by name, including those of the hook."""
-        from pytest_pallas.backends.registry import FAMILIES, compiling
+        from pytest_pallas.backends.registry import FAMILIES, compiling, owned_elsewhere
 
         own = (*FAMILIES, *compiling(lambda: self.service), *self.harness.families())
-        return {family.name: family for family in own}
+        return {family.name: owned_elsewhere(family, lambda: self.elsewhere) for family in own}
+
+    def devices(self, name: str) -> DeviceFacts:
+        """Return the devices of a hardware backend, by its name.
+
+        Raises:
+          DeviceError: the process that owns them died when it opened them.
+        """
+        from pytest_pallas.backends.registry import devices_of
+
+        if self.elsewhere is not None:
+            return self.elsewhere(name)
+        return devices_of([self.families[name]])[name]
 
     @cached_property
     def _added_checks(self) -> Sequence[Check]:

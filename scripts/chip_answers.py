@@ -2,41 +2,44 @@
 
     python scripts/chip_answers.py FILE [NAME ...]    # on a machine with a GPU; by default all
 
-Each kernel runs in a process of its own: some end with a launch failure, after which a process can
-launch nothing, and some never end. FILE gets the answers by kernel as JSON: ``"right"``,
-``"wrong"``, ``"launch failure"``, ``"never ends"``, ``"refused"`` for more shared memory than there
-is, or ``"error"``; and what was said in ``messages``. tests/broken/h200.json has the answers of an
-H200.
+One session of pytest asks all of them: a kernel that fails to launch, or never ends, costs the
+worker that owns the device, and the next kernel gets a new one. FILE gets the answers by kernel as
+JSON: ``"right"``, ``"wrong"``, ``"launch failure"``, ``"never ends"``, ``"refused"`` for more
+shared memory than there is, or ``"error"``; and what was said in ``messages``.
+tests/broken/h200.json has the answers of an H200.
 """
 
 from __future__ import annotations
 
 import argparse
-import functools
 import importlib.metadata
 import json
 import os
 import subprocess
 import sys
 import tempfile
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+import time
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 
-#: Seconds that a kernel has, with the start of its process.
-TIMEOUT = 40
+#: Seconds that a kernel has. It ends in that of a few examples, or never.
+TIMEOUT = 16
 
-#: Errors of CUDA after which a process can launch nothing.
-STICKY = (
-    "CUDA_ERROR_LAUNCH_FAILED",
-    "CUDA_ERROR_ILLEGAL",
-    "CUDA_ERROR_MISALIGNED",
-    "CUDA_ERROR_INVALID_PC",
-)
+#: Seconds between two looks at the answers.
+LOOK = 0.5
 
-_SUITE = '''"""One racy kernel, which is asked for its answers on the GPU."""
+#: The answer that an error is, by its class.
+ANSWERS = {
+    "MismatchError": "wrong",
+    "DeviceLostError": "launch failure",
+    "CrashError": "launch failure",  # XLA ends the process
+    "HangError": "never ends",
+    "CapacityError": "refused",
+}
+
+_SUITE = '''"""Racy kernels, which are asked for their answers on the GPU."""
 
 import dataclasses
 import os
@@ -48,22 +51,9 @@ SPECS = [
     dataclasses.replace(spec, checks=("forward",), backends=(BACKEND,), file=__file__)
     for package in ("wrong_kernels", "twins")
     for spec in suite(package).specs()
-    if spec.name == os.environ["ASKED"]
+    if spec.name in os.environ["ASKED"].split(",")
 ]
 '''
-
-
-@dataclass(frozen=True)
-class Answer:
-    """What a chip answered to a kernel.
-
-    Attributes:
-      answer: a word; see the module.
-      message: what pytest said, and "" for a right answer.
-    """
-
-    answer: str
-    message: str = ""
 
 
 def racy_kernels() -> list[str]:
@@ -74,46 +64,61 @@ def racy_kernels() -> list[str]:
     return [name for name, spec in table.specs().items() if spec.backends == ("gpu-sim",)]
 
 
-def ask(name: str, folder: Path, backend: str = "gpu", examples: int = 4) -> Answer:
-    """Run the check ``forward`` of one kernel in a process of its own."""
-    results = folder / f"{name}.json"
+def session(
+    names: Sequence[str], folder: Path, *, backend: str, examples: int, processes: int
+) -> tuple[subprocess.Popen[bytes], Path]:
+    """Start a session of pytest, ``forward`` of each kernel; returns it and its results."""
+    results = folder / "results.json"
     command = [
-        *(sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:benchmark"),
+        *(
+            sys.executable,
+            "-m",
+            "pytest",
+            "-q",
+            "-p",
+            "no:cacheprovider",
+            "-p",
+            "no:benchmark",
+            "--tb=no",
+        ),
         *([] if _is_installed() else ["-p", "pytest_pallas.plugin"]),
-        *("--pallas-suite=asked", f"--pallas-backend={backend}"),
-        *("--pallas-database=none", f"--pallas-max-examples={examples}", "--pallas-isolate=never"),
+        *([f"-n{processes}"] if processes > 1 else []),
+        *("--pallas-suite=asked", f"--pallas-backend={backend}", f"--pallas-timeout={TIMEOUT}"),
+        *("--pallas-database=none", f"--pallas-max-examples={examples}"),
         f"--pallas-results={results}",
     ]
     path = [str(folder), str(ROOT), str(ROOT / "tests/broken"), str(ROOT / "tests/support")]
     variables = {
         "PYTHONPATH": os.pathsep.join([*path, os.environ.get("PYTHONPATH", "")]),
         "XLA_PYTHON_CLIENT_PREALLOCATE": "false",  # several processes share the GPU
-        "ASKED": name,
+        "ASKED": ",".join(names),
         "ASKED_BACKEND": backend,
     }
+    (folder / "asked.py").write_text(_SUITE)
+    (folder / "pytest.ini").write_text("[pytest]\n")
+    return subprocess.Popen(command, cwd=folder, env={**os.environ, **variables}), results
+
+
+def contents(names: Sequence[str], results: Path) -> dict[str, dict[str, str]]:
+    """Return the answers in results, or in their journal as far as it goes, and the messages."""
+    from pallas_sim.errors import OptionError
+    from pytest_pallas.results import read_results
+
     try:
-        done = subprocess.run(
-            command,
-            cwd=folder,
-            env={**os.environ, **variables},
-            capture_output=True,
-            text=True,
-            timeout=TIMEOUT,
-        )
-    except subprocess.TimeoutExpired:
-        return Answer("never ends", f"no answer in {TIMEOUT} s")
-    output = done.stdout + done.stderr
-    records = json.loads(results.read_text())["records"] if results.exists() else []
-    outcomes = {record["outcome"] for record in records}
-    message = "\n".join(record["message"] for record in records) or output[-2000:]
-    if any(error in output for error in STICKY):
-        return Answer("launch failure", message)
-    if "RESOURCE_EXHAUSTED" in message:
-        return Answer("refused", message)
-    if outcomes == {"passed"}:
-        return Answer("right")
-    wrong = outcomes == {"failed"} and "raised" not in message
-    return Answer("wrong" if wrong else "error", message)
+        records: Iterable = read_results(results).records
+    except OptionError:  # nothing is written yet
+        records = ()
+    by_kernel = {record.kernel: record for record in records}
+    kernels = [by_kernel[name] for name in names if name in by_kernel]
+    return {
+        "answers": {record.kernel: answer_of(record) for record in kernels},
+        "messages": {record.kernel: record.message for record in kernels if record.message},
+    }
+
+
+def answer_of(record) -> str:
+    """Return the answer that a record is."""
+    return "right" if record.outcome == "passed" else ANSWERS.get(record.error_type, "error")
 
 
 def _is_installed() -> bool:
@@ -134,24 +139,28 @@ def main() -> int:
     if unknown := sorted({*options.names} - {*known}):
         parser.error(f"there is no kernel {', '.join(unknown)}; known: {', '.join(known)}")
     names = options.names or known
-    with tempfile.TemporaryDirectory() as name, ThreadPoolExecutor(options.processes) as pool:
-        folder = Path(name)
-        (folder / "asked.py").write_text(_SUITE)
-        (folder / "pytest.ini").write_text("[pytest]\n")
-        ask_one = functools.partial(
-            ask, folder=folder, backend=options.backend, examples=options.examples
+    with tempfile.TemporaryDirectory() as name:
+        running, results = session(
+            names,
+            Path(name),
+            backend=options.backend,
+            examples=options.examples,
+            processes=options.processes,
         )
-        answers: dict[str, str] = {}
-        messages: dict[str, str] = {}
-        for name, answer in zip(names, pool.map(ask_one, names), strict=True):
-            print(f"{name:32} {answer.answer}", flush=True)
-            answers[name] = answer.answer
-            if answer.message:
-                messages[name] = answer.message
+        while True:
+            ended = running.poll() is not None
             # Now, because whoever runs this may end it before the last answer.
-            contents = {"answers": answers, "messages": messages}
-            options.file.write_text(json.dumps(contents, indent=1))
-    return 0
+            answers = contents(names, results)
+            options.file.write_text(json.dumps(answers, indent=1))
+            if ended:
+                break
+            time.sleep(LOOK)
+    for kernel, answer in answers["answers"].items():
+        print(f"{kernel:32} {answer}")
+    missing = [name for name in names if name not in answers["answers"]]
+    if missing:
+        print(f"no answer: {', '.join(missing)}")
+    return 1 if missing else 0
 
 
 if __name__ == "__main__":

@@ -14,7 +14,8 @@ import importlib.util
 import math
 import re
 import sys
-from collections.abc import Callable, Collection, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Collection, Generator, Mapping, MutableMapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from jax.sharding import Mesh
 
+_PLATFORMS = "JAX_PLATFORMS"
 _COUNT = "JAX_NUM_CPU_DEVICES"
 _COUNT_FLAG = "xla_force_host_platform_device_count"
 
@@ -50,6 +52,34 @@ _ALONE: Mapping[str, str] = {
     "TPU_PROCESS_BOUNDS": "1,1,1",
     "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
 }
+
+
+@contextmanager
+def only_cpu(environ: MutableMapping[str, str]) -> Generator[str]:
+    """Keep JAX of this process off the accelerators, which another process owns.
+
+    Args:
+      environ: the environment, also of processes that this one starts.
+
+    Yields:
+      The platforms that JAX may use otherwise, as in JAX_PLATFORMS.
+    """
+    before = environ.get(_PLATFORMS)
+    config: Any = sys.modules["jax"].config if "jax" in sys.modules else None
+    chosen = None if config is None else config.jax_platforms
+    environ[_PLATFORMS] = "cpu"
+    if config is not None:
+        config.update("jax_platforms", "cpu")
+    try:
+        yield before or ""
+    finally:
+        if before is None:
+            environ.pop(_PLATFORMS, None)
+        else:
+            environ[_PLATFORMS] = before
+        if "jax" in sys.modules:
+            restored: Any = sys.modules["jax"].config
+            restored.update("jax_platforms", before if config is None else chosen)
 
 
 def simulate(count: int, environ: MutableMapping[str, str], *, explicit: bool) -> int:

@@ -11,15 +11,16 @@ import tempfile
 import time
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
 
 from pallas_sim.chips import Target
-from pytest_pallas.backends import execution
+from pytest_pallas.backends import execution, statuses
 from pytest_pallas.backends.protocol import Backend, Call, Kind, Outcome, expected_warnings
+from pytest_pallas.backends.registry import difference
 from pytest_pallas.backends.simulators import Simulator
 from pytest_pallas.backends.tracing import jitted, split
 from pytest_pallas.budget import LastUsed
@@ -52,21 +53,26 @@ class Hardware:
     def available(self) -> str | None:
         """None if JAX finds a device of the platform, else the devices that it finds."""
         try:
-            devices = jax.local_devices(backend=self.platform)
-        except RuntimeError:
-            kinds = sorted({device.device_kind for device in jax.devices()})
-            return (
-                f"jax.devices({self.platform!r}) finds no {self.platform.upper()}, only "
-                f"{', '.join(kinds)}; it needs a {self.platform.upper()} and "
-                f"pip install 'pytest-pallas[{self.platform}]'"
-            )
-        if self.target is not None and devices[0].device_kind != self.target.device_kind:
-            return f"the {self.platform.upper()} here is a {devices[0].device_kind}"
-        return None
+            kinds = self.device_kinds()
+        except statuses.NO_DEVICE as error:
+            return statuses.why_no_device(self.platform, error)
+        return None if self.target is None else difference(self.platform, kinds[0], self.target)
+
+    def device_kinds(self) -> Sequence[str]:
+        """Return the kind of each device.
+
+        Raises:
+          RuntimeError: JAX finds none.
+        """
+        with statuses.plugin_errors(self.platform):
+            return [device.device_kind for device in jax.local_devices(backend=self.platform)]
 
     def run(self, call: Call) -> Outcome:
         """Compile a call, check that its kernels are in the executable, and run it."""
-        return execution.execute(call, self.context, self._prepare)
+        outcome = execution.execute(call, self.context, self._prepare)
+        if outcome.error is None:
+            return outcome
+        return replace(outcome, error=statuses.readable(outcome.error, outcome.kernels))
 
     @contextmanager
     def context(self) -> Generator[None]:
@@ -91,8 +97,10 @@ def compile_proven(static: Any, arrays: list[Any], platform: str) -> Any:
     """Compile a call for the default device and check that its kernels are in the executable."""
     traced = jitted(static).trace(arrays)
     kernels = live_kernel_calls(traced.jaxpr)
-    executable = traced.lower().compile()
-    prove(kernels, executable.as_text() or "", platform)
+    lowered = traced.lower()
+    executable = lowered.compile()
+    # An executable out of JAX's compilation cache may have no text.
+    prove(kernels, executable.as_text() or lowered.as_text(), platform)
     return executable
 
 
@@ -109,7 +117,7 @@ def prove(kernels: list[KernelCall], text: str, platform: str) -> None:
     """
     interpreted = [kernel for kernel in kernels if kernel.interpreted]
     if interpreted:
-        places = "; ".join(f"{kernel.name} at {kernel.source or '?'}" for kernel in interpreted)
+        places = "; ".join(kernel.located_name for kernel in interpreted)
         raise NoPallasCallError(
             f"a hard-coded interpret=True runs an interpreter instead of the {platform}: {places}. "
             "Remove interpret=; the backend sets it where needed."

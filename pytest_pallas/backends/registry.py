@@ -6,14 +6,15 @@ import dataclasses
 import functools
 import pkgutil
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, cast
 
 from pallas_sim.chips import TARGETS, Label, Target, targets_of
 from pallas_sim.errors import OptionError
-from pytest_pallas.backends.protocol import Backend, Kind, label
-from pytest_pallas.errors import BackendUnavailableError
+from pallas_sim.findings import Text
+from pytest_pallas.backends.protocol import Backend, Call, Kind, Outcome, label
+from pytest_pallas.errors import BackendUnavailableError, IsolationError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,6 +100,150 @@ def compiling(service: Callable[[], Any]) -> tuple[Family, ...]:
 
     (own,) = (family for family in FAMILIES if family.name == "gpu-sim")
     return (*families, dataclasses.replace(own, make=simulated))
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceFacts:
+    """The devices of a hardware backend in the process that owns them.
+
+    Attributes:
+      platform: of the backend.
+      kinds: the kind of each device, as JAX names it; empty if there is none.
+      problem: why the backend is not available; "" if it is.
+    """
+
+    platform: str = ""
+    kinds: tuple[str, ...] = ()
+    problem: Text = ""
+
+
+def devices_of(families: Iterable[Family]) -> dict[str, DeviceFacts]:
+    """Return the devices of each hardware backend that this process finds, by name."""
+    facts: dict[str, DeviceFacts] = {}
+    for family in families:
+        if family.kind == "hardware":
+            backend: Any = family.make(None)
+            problem = backend.available() or ""
+            kinds = getattr(backend, "device_kinds", tuple) if not problem else tuple
+            facts[family.name] = DeviceFacts(
+                platform=backend.platform, kinds=tuple(kinds()), problem=problem
+            )
+    return facts
+
+
+@dataclass(frozen=True)
+class _Wrapped:
+    """A hardware backend of a project, which is run as ``Hardware`` is.
+
+    Attributes:
+      backend: the backend, for what else it has.
+      name, platform, target, kind: its own.
+    """
+
+    backend: Any
+    name: str
+    platform: str
+    target: Target | None
+    kind: Kind = "hardware"
+
+    def __getattr__(self, name: str) -> Any:
+        """Return an attribute of the backend."""
+        return getattr(self.backend, name)
+
+    def available(self) -> str | None:
+        """As the backend."""
+        return self.backend.available()
+
+    def run(self, call: Call) -> Outcome:
+        """Run a call, tell its observer, and read what a device says of its failure."""
+        from pytest_pallas.backends import statuses
+        from pytest_pallas.compat.fuzzing import is_rejection
+
+        observer = call.settings.observer
+        if observer is not None:
+            observer.traced(call, None, ())
+        try:
+            outcome = self.backend.run(call)
+        except Exception as error:
+            if is_rejection(error):
+                raise
+            outcome = Outcome(error=error)
+        finally:
+            if observer is not None:
+                observer.ended(call)
+        if outcome.error is None:
+            return outcome
+        error = statuses.readable(outcome.error, outcome.kernels)
+        return dataclasses.replace(outcome, error=error)
+
+
+@dataclass(frozen=True)
+class OwnedElsewhere:
+    """A hardware backend whose devices another process owns: this one does not even make it.
+
+    Attributes:
+      name, target, kind: its own.
+      facts: returns the devices of a backend, by its name.
+    """
+
+    name: str
+    target: Target | None
+    facts: Callable[[str], DeviceFacts] = field(compare=False, repr=False)
+    kind: Kind = "hardware"
+
+    @property
+    def platform(self) -> str:
+        """The platform of its kernels; the name is that of JAX's platforms."""
+        return self.facts(self.name).platform or self.name
+
+    def available(self) -> str | None:
+        """None if the process that owns the devices has such a device, else the reason."""
+        facts = self.facts(self.name)
+        if not facts.problem and self.target is not None and facts.kinds:
+            return difference(self.platform, facts.kinds[0], self.target)
+        return facts.problem or None
+
+    def run(self, call: Call) -> Outcome:
+        """Refuse: only the process that owns the devices runs calls."""
+        del call
+        raise IsolationError(
+            f"{label(self)}: this process does not own its devices. Call kernels in tests and "
+            "fixtures, which run in the process that does, or run with --pallas-isolate=never"
+        )
+
+
+def difference(platform: str, kind: str, target: Target) -> str | None:
+    """Return how a device differs from a target; None if it is one."""
+    if kind == target.device_kind:
+        return None
+    return f"the {platform.upper()} here is a {kind}"
+
+
+def owned_elsewhere(
+    family: Family, facts: Callable[[], Callable[[str], DeviceFacts] | None]
+) -> Family:
+    """Return a family of hardware, with the devices of another process if ``facts`` tells of them.
+
+    Those of a project have devices here otherwise, and are run as ``Hardware``.
+
+    Args:
+      family: the family; returned as it is unless it is hardware.
+      facts: returns what tells of the devices, when a backend is made; None for those of this
+        process.
+    """
+    if family.kind != "hardware":
+        return family
+
+    own = any(family is known for known in FAMILIES)
+
+    def make(target: Target | None) -> Backend:
+        elsewhere = facts()
+        if elsewhere is not None:
+            return OwnedElsewhere(family.name, target, elsewhere)
+        backend = family.make(target)
+        return backend if own else _Wrapped(backend, backend.name, backend.platform, target)
+
+    return dataclasses.replace(family, make=make)
 
 
 @dataclass(frozen=True)

@@ -85,6 +85,15 @@ def draws_from(test: Any, package: str) -> bool:
     return False
 
 
+def blob_of_draw() -> str:
+    """Return the blob, for ``reproduce_failure``, of what the running ``@given`` test has drawn."""
+    from hypothesis.control import current_build_context
+    from hypothesis.core import encode_failure
+
+    data: Any = current_build_context().data
+    return encode_failure(data.choices).decode()
+
+
 #: Where a strategy keeps the one that it maps, filters or stands for.
 _INNER = ("mapped_strategy", "filtered_strategy", "wrapped_strategy")
 

@@ -85,6 +85,40 @@ def _same(a: Any, b: Any) -> bool:
     return a is b or (type(a) is type(b) and bool(a == b))
 
 
+class _PluginErrors(logging.Handler):
+    """Keeps errors that are logged."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.ERROR)
+        self.texts: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        raised = record.exc_info[1] if record.exc_info else None
+        self.texts.append(record.getMessage() if raised is None else str(raised))
+
+
+@contextmanager
+def errors_of_plugins() -> Generator[list[str]]:
+    """Yield a list that gets the errors of plugins that do not start, which JAX only logs."""
+    logger, handler = logging.getLogger("jax._src.xla_bridge"), _PluginErrors()
+    logger.addHandler(handler)
+    try:
+        yield handler.texts
+    finally:
+        logger.removeHandler(handler)
+
+
+def has_opened_an_accelerator() -> bool:
+    """Return whether JAX has started in this process, and not on the CPU only."""
+    if "jax" not in sys.modules:
+        return False
+    import jax
+
+    if not importlib.import_module("jax._src.xla_bridge").backends_are_initialized():
+        return False
+    return any(device.platform != "cpu" for device in jax.devices())
+
+
 # Private names of JAX: the state of its interpreters.
 #
 # Seen in JAX 0.11.2 and 0.12.0.1. It can go when both have a public reset, which also ends

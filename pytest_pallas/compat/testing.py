@@ -14,6 +14,7 @@ import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -228,6 +229,21 @@ def capture_is_closed(config: pytest.Config) -> bool:
     return False
 
 
+def tear_down(session: pytest.Session, item: pytest.Item | None = None) -> None:
+    """End the fixtures of earlier tests that a test does not use; all of them without a test.
+
+    Raises:
+      Exception: as the fixtures.
+    """
+    state: Any = session
+    state._setupstate.teardown_exact(item)
+
+
+def run_protocol(item: pytest.Item) -> None:
+    """Set up, run and tear down a test, and report each, without its start and its end."""
+    importlib.import_module("_pytest.runner").runtestprotocol(item, nextitem=None)
+
+
 def worker_count(config: Any) -> int:
     """Return the number of workers that pytest-xdist starts here; 0 without it, or in one.
 
@@ -238,3 +254,40 @@ def worker_count(config: Any) -> int:
     specifications = getattr(config.option, "tx", None) or ()
     counts = [str(specification).partition("*") for specification in specifications]
     return sum(int(first) if star and first.isdigit() else 1 for first, star, _ in counts)
+
+
+# Private names of pytest-benchmark: what was measured, so that another process reports it.
+#
+# Seen in pytest-benchmark 5.3. It can go when its results are reports. Probe:
+# ``tests/plugin/fixtures/test_pallas_benchmark.py``.
+
+_OF_BENCHMARK = ("name", "fullname", "group", "param", "params", "extra_info", "has_error")
+
+
+def take_benchmarks(config: pytest.Config) -> list[dict[str, Any]]:
+    """Take what pytest-benchmark has measured in a session, as plain values."""
+    session: Any = getattr(config, "_benchmarksession", None)
+    if session is None:
+        return []
+    taken = [
+        {
+            **{name: getattr(benchmark, name) for name in _OF_BENCHMARK},
+            "iterations": benchmark.iterations,
+            "options": benchmark.as_dict(stats=False)["options"],
+            "data": list(benchmark.stats.data),
+        }
+        for benchmark in session.benchmarks
+    ]
+    session.benchmarks.clear()
+    return taken
+
+
+def add_benchmarks(config: pytest.Config, benchmarks: Iterable[Mapping[str, Any]]) -> None:
+    """Add ``take_benchmarks`` of another session to what this one reports."""
+    for plain in benchmarks:
+        fixture = SimpleNamespace(cprofile_stats=None, **{n: plain[n] for n in _OF_BENCHMARK})
+        module: Any = importlib.import_module("pytest_benchmark.stats")
+        benchmark = module.Metadata(fixture, plain["iterations"], plain["options"])
+        benchmark.stats.data.extend(plain["data"])
+        session: Any = config
+        session._benchmarksession.benchmarks.append(benchmark)

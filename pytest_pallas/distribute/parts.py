@@ -369,7 +369,10 @@ def _with_properties(
 def _record(record: Record, builder: Result, seconds: float, reason: str) -> Record:
     """Make a record with the end of that of a part, and the results of all."""
     whole = builder.record(test=record.test, outcome=record.outcome, seconds=seconds, reason=reason)
-    of_end = ("message", "explanation", "findings", "others", "seed", "replay", "script", "example")
+    of_end = (
+        *("error_type", "message", "explanation", "findings", "others"),
+        *("seed", "replay", "script", "example"),
+    )
     pictures = dict(record.pictures)
     if "examples" in pictures:
         pictures["examples"] = examples_of(builder)

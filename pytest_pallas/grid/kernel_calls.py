@@ -81,6 +81,16 @@ class KernelCall:
         """Whether the kernel uses DMAs, semaphores, barriers or asynchronous copies."""
         return bool(self.primitives & ASYNCHRONOUS)
 
+    @property
+    def located_name(self) -> str:
+        """The name with ``file:line`` of the call, or of the first line in it that JAX knows.
+
+        JAX does not know that of the call of a ``plgpu.kernel``.
+        """
+        inside = (line for inner in equations_inside(self.eqn) if (line := source_line(inner)))
+        source = self.source or next(inside, "")
+        return f"{self.name} at {source}" if source else self.name
+
     @functools.cached_property
     def facts(self) -> GridFacts | None:
         """The grid and blocks of a ``pallas_call``; None for other kernels, which have refs."""

@@ -8,31 +8,46 @@ and ``pytest_runtest_makereport`` replaces its reports by those of the worker.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import importlib
 import itertools
+import os
 import tempfile
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
+from concurrent.futures import Future
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from pallas_sim.errors import Fact
+from pallas_sim.errors import DeviceError, Fact, OptionError, PallasError
+from pytest_pallas.backends.devices import accelerators, only_cpu
 from pytest_pallas.backends.ending import longest
-from pytest_pallas.backends.protocol import Call
-from pytest_pallas.errors import IsolationError, NeedsIsolation
+from pytest_pallas.backends.protocol import Call, label
+from pytest_pallas.backends.registry import DeviceFacts
+from pytest_pallas.compat.testing import add_benchmarks, run_protocol
+from pytest_pallas.errors import BackendUnavailableError, IsolationError, NeedsIsolation
 from pytest_pallas.isolate import policy
 from pytest_pallas.isolate.messages import (
+    PROGRAMS,
     StepNote,
     WorkerReply,
     WorkerRequest,
     decoded,
     encoded,
-    reports_by_phase,
     warning_of,
 )
 from pytest_pallas.isolate.policy import History
-from pytest_pallas.isolate.supervise import GRACE, error_of, opening_of, run_in, worker_setup
+from pytest_pallas.isolate.supervise import (
+    GRACE,
+    WorkerAnswer,
+    error_of,
+    opening_of,
+    run_in,
+    worker_setup,
+)
+from pytest_pallas.options import Options
 from pytest_pallas.pytest_session import PytestSession, note_raised
 from pytest_pallas.run.result import Result
 from pytest_pallas.workers.pool import WorkerPool
@@ -40,6 +55,9 @@ from pytest_pallas.workers.process import JobResult, WorkerSetup
 
 #: The name of the registered plugin.
 PLUGIN = "pallas-isolation"
+
+#: Seconds for a test that does not use the plugin, and to open the devices.
+UNLIMITED, OPENING_SECONDS = 1e6, 60.0
 
 #: The reports of a worker, by ``when``.
 _REPORTS = pytest.StashKey[dict[str, pytest.TestReport]]()
@@ -56,7 +74,7 @@ class _HazardObserver:
         """Create for a test with a reason, or without."""
         self.reason = reason
 
-    def example(self, builder: Result, facts: Sequence[Fact]) -> None:
+    def example(self, builder: Result, facts: Sequence[Fact], call: str = "") -> None:
         """Nothing to do."""
 
     def traced(self, call: Call, jaxpr: Any, kernels: Sequence[Any]) -> None:
@@ -90,6 +108,8 @@ class Isolator:
         self._close = contextlib.ExitStack()
         self._retired = 0
         self._numbers = itertools.count()
+        self._platform, self._environment = "", dict[str, str]()
+        self._devices: Future[JobResult] | None = None
         session.config.add_cleanup(self.close)
         session.run_item = self.run
         session.config.pluginmanager.register(_SimulatedTests(self), f"{PLUGIN}-simulated")
@@ -98,6 +118,46 @@ class Isolator:
         """Stop the worker."""
         self._close.close()
         self.history.close()
+
+    @property
+    def owns_devices(self) -> bool:
+        """Whether the worker owns the devices of hardware backends, and runs all tests."""
+        return bool(self._platform)
+
+    def own_devices(self) -> None:
+        """Let the worker own the devices, and start it."""
+        present = accelerators(os.environ)
+        self._platform = "gpu" if present is None else present.platform
+        platforms = self._close.enter_context(only_cpu(os.environ))
+        programs = str(self._scratch / "programs")
+        self._environment |= {"JAX_PLATFORMS": platforms, PROGRAMS: programs}
+        self.session.elsewhere = self.devices
+        request = WorkerRequest(
+            opening=self._opening, nodeid="", path=None, timeout=OPENING_SECONDS, devices=()
+        )
+        limit = longest(OPENING_SECONDS) + GRACE
+        self._devices = self._pool.submit(self._setup, encoded(request), timeout=limit)
+
+    def devices(self, name: str) -> DeviceFacts:
+        """Return the devices of a hardware backend, from the worker.
+
+        Raises:
+          DeviceError: the worker died when it opened them, or a usage error stops its session.
+        """
+        return self._known_devices.get(name) or DeviceFacts(problem="there is no such device")
+
+    @cached_property
+    def _known_devices(self) -> Mapping[str, DeviceFacts]:
+        assert self._devices is not None
+        importlib.import_module("jax")  # for collection, while the worker opens the devices
+        result = self._devices.result()
+        if result.status != "done":
+            self._retired += 1
+            raise DeviceError(str(error_of(result, "opening the devices")))
+        reply = decoded(WorkerReply, result.value)
+        if reply.refused:
+            raise DeviceError(reply.refused)
+        return reply.devices
 
     def run(self, item: Any, inside: Callable[[], None]) -> None:
         """Run the item of a spec in a worker, or here.
@@ -133,23 +193,68 @@ class Isolator:
           IsolationError: the worker could not run the item.
         """
         __tracebackhide__ = True
-        options = self.session.options_for(item)
+        item.stash[_REPORTS] = {report.when: report for report in self.reports_of(item)}
+
+    def reports_of(self, item: Any, **fields: Any) -> list[pytest.TestReport]:
+        """Run an item in the worker, and return its reports.
+
+        Args:
+          item: the item.
+          **fields: other fields of the ``WorkerRequest``.
+
+        Raises:
+          KernelError: the worker died, or did not answer in time.
+          IsolationError: the worker could not run the item.
+        """
+        __tracebackhide__ = True
+        options = options_of(self.session, item)
         slot: Callable[[], float | None] = getattr(item, "slot", lambda: None)
         journal = None if options.mutate is None else self._scratch / str(next(self._numbers))
         facts = self.session.facts
         request = self._request(
             item.path,
             nodeid=item.nodeid,
-            timeout=options.timeout,
+            timeout=options.timeout if policy.uses_plugin(item) else UNLIMITED,
             seconds=slot(),
             journal=None if journal is None else str(journal),
             killed=self.session.killed,
             facts={spec: known for spec, known in facts.items() if known.path == str(item.path)},
+            **fields,
         )
+        answer = self._ask(request)
+        if options.shrink_time and not options.replay and answer.ended_its_process:
+            answer = self._shrunk(item, request, answer, options.shrink_time) or answer
+        if answer.reply is None:
+            error = self.error_of_end(item, answer.result)
+            for note in answer.notes:
+                error.add_note(note)
+            raise error
+        return self.accept(item, answer.reply)
+
+    def _ask(self, request: WorkerRequest) -> WorkerAnswer:
+        """Run a test in the worker; another one comes after it if that is spoilt."""
         result = run_in(self._pool, self._setup, request)
-        if result.status != "done":
-            raise self.error_of_end(item, result)
-        item.stash[_REPORTS] = self.accept(item, decoded(WorkerReply, result.value))
+        reply = decoded(WorkerReply, result.value) if result.status == "done" else None
+        if reply is not None and reply.stained:
+            self._retired += 1
+        return WorkerAnswer(result, reply)
+
+    def _shrunk(
+        self, item: Any, request: WorkerRequest, answer: WorkerAnswer, seconds: float
+    ) -> WorkerAnswer | None:
+        """Shrink the example that ended the process of the item of a spec."""
+        from pytest_pallas.isolate.shrinking import shrink
+
+        step = StepNote.decode(answer.result.note)
+        if step is None or not step.call or not hasattr(item, "spec") or item.expected:
+            return None
+        alone = dataclasses.replace(request, following=None)
+        return shrink(
+            item,
+            step.call,
+            lambda blob: self._ask(dataclasses.replace(alone, blob=blob)),
+            seconds,
+        )
 
     def learn(
         self,
@@ -191,20 +296,31 @@ class Isolator:
             return "the process for isolated tests has not found it: its calls are not traced", ""
         return reply.facts, ""
 
+    def end_fixtures(self) -> None:
+        """End all fixtures that the worker keeps."""
+        request = WorkerRequest(opening=self._opening, nodeid="", path=None, timeout=UNLIMITED)
+        run_in(self._pool, self._setup, request)
+
     def _request(self, path: Path, **fields: Any) -> WorkerRequest:
         """Make a request about a test or a spec of a file."""
         collected = str(path) if path.is_file() else None
         return WorkerRequest(opening=self._opening, path=collected, **fields)
 
-    def accept(self, item: Any, reply: WorkerReply) -> dict[str, pytest.TestReport]:
-        """Use the results of a worker, also of another machine; returns its reports by ``when``.
+    def accept(self, item: Any, reply: WorkerReply) -> list[pytest.TestReport]:
+        """Use the results of a worker, also of another machine; returns its reports.
 
         Raises:
+          BackendUnavailableError: the worker has not the devices.
           IsolationError: the worker did not collect the item.
           pytest.exit.Exception: the test called ``pytest.exit``.
         """
         if reply.exit is not None:
             pytest.exit(*reply.exit)
+        if reply.refused:
+            self._retired += 1  # JAX looks for devices once in each process
+            raise BackendUnavailableError(
+                f"{item.nodeid}: a device of this run is not available any more: {reply.refused}"
+            )
         if not reply.reports:
             raise IsolationError(
                 f"{item.nodeid}: the process for isolated tests collected no test with this name. "
@@ -212,17 +328,17 @@ class Isolator:
                 "set. Make the name reproducible, or run the test with --pallas-isolate=never."
             )
         hook = self.session.config.hook
-        reports = reports_by_phase(item.config, reply.reports)
+        load = hook.pytest_report_from_serializable
+        reports = [load(config=item.config, data=data) for data in reply.reports]
         for warning in reply.warnings:
             hook.pytest_warning_recorded.call_historic(kwargs=warning_of(warning))
+        add_benchmarks(self.session.config, reply.benchmarks)
         for name, lost in reply.lost_places.items():
             self.session.lost_places.setdefault(name, lost)
         self.session.killed |= reply.killed
-        if reply.stained:
-            self._retired += 1
-        if all(report.passed for report in reports.values()):
+        if all(report.passed for report in reports):
             self.history.remove(item.nodeid)
-        if reply.hazards is not None and hasattr(item, "spec"):
+        if reply.hazards is not None and hasattr(item, "spec") and not self.owns_devices:
             key = policy.key_of(item)
             if reply.hazards:
                 self.history.add(key, ", ".join(reply.hazards))
@@ -246,7 +362,7 @@ class Isolator:
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, Any, Any]:
         """Record the running test, in case the session dies."""
-        if not policy.uses_plugin(item) or policy.mode(item) == "never":
+        if self.owns_devices or not policy.uses_plugin(item) or policy.mode(item) == "never":
             return (yield)
         with self.history.running(item.nodeid):
             return (yield)
@@ -292,12 +408,95 @@ class Isolator:
 
     @property
     def _setup(self) -> WorkerSetup:
-        # Another generation is another setup: the pool stops the earlier worker.
-        return worker_setup(self._retired, self.session.options.worker_memory)
+        # Another generation is another setup: the pool stops the earlier worker. A process with a
+        # GPU maps more memory than it takes.
+        gigabytes = None if self.owns_devices else self.session.options.worker_memory
+        return worker_setup(self._retired, gigabytes, self._platform, **self._environment)
 
     @cached_property
     def _opening(self) -> bytes:
         return encoded(opening_of(self.session))
+
+
+class HardwareTests:
+    """The plugin that runs all tests of a session in the worker, which owns the devices.
+
+    Also those that do not use the plugin: JAX of this process sees no accelerator. Nothing of a
+    test, not even its set-up, runs here.
+    """
+
+    def __init__(self, isolator: Isolator) -> None:
+        """Create for an isolator, whose worker owns the devices."""
+        self._isolator, self._awaited = isolator, False
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_protocol(self, item: pytest.Item, nextitem: pytest.Item | None) -> bool:
+        """Run a test in the worker, and report it."""
+        __tracebackhide__ = True
+        isolator, hook = self._isolator, item.ihook
+        hardware = [b for b in isolator.session.selection.backends if b.kind == "hardware"]
+        hook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
+        try:
+            reports = isolator.reports_of(
+                item,
+                raised=isolator.session.raised,
+                devices=[label(backend) for backend in hardware],
+                following=_following(item, nextitem),
+            )
+        except PallasError as error:
+            self._awaited = False  # the fixtures ended with the process
+            let_fail(isolator.session, item, error)
+            run_protocol(item)
+        else:
+            self._awaited = nextitem is not None
+            for report in reports:
+                hook.pytest_runtest_logreport(report=report)
+        hook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
+        return True
+
+    def pytest_sessionfinish(self) -> None:
+        """End the fixtures that the worker keeps for a test, if the session ends before it."""
+        if self._awaited:
+            self._isolator.end_fixtures()
+
+
+def let_fail(session: PytestSession, item: Any, error: Exception) -> None:
+    """Let pytest's protocol fail a test with an error, without running anything of it.
+
+    Its marks count: an expected failure may be of this type.
+    """
+    from pytest_pallas.run.item import SpecItem, record_raise
+
+    results = dict(session.results)
+
+    def runtest() -> None:
+        __tracebackhide__ = True
+        session.results.update(results)  # which the protocol clears
+        if isinstance(item, SpecItem):
+            _ = item.result  # for the record of this item
+            if isinstance(error, PallasError):
+                record_raise(item, error)
+        raise error
+
+    item.setup = lambda: None
+    item.runtest = runtest
+
+
+def _following(item: pytest.Item, nextitem: pytest.Item | None) -> tuple[str, int] | None:
+    """Return the next test, and the number of nodes that it shares with a test."""
+    if nextitem is None:
+        return None
+    pairs = zip(item.listchain(), nextitem.listchain(), strict=False)
+    shared = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] is pair[1], pairs))
+    return nextitem.nodeid, shared
+
+
+def options_of(session: PytestSession, item: pytest.Item) -> Options:
+    """Return the options of a test; those of the session if a mark is wrong, as its set-up says."""
+    try:
+        return session.options_for(item)
+    except OptionError:
+        return session.options
 
 
 class _SimulatedTests:

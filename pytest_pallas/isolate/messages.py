@@ -20,6 +20,7 @@ from typing import Annotated, Any, Literal
 import pytest
 
 from pallas_sim.findings import Text
+from pytest_pallas.backends.registry import DeviceFacts
 from pytest_pallas.decoding import (
     AsWritten,
     Count,
@@ -36,6 +37,9 @@ from pytest_pallas.pytest_session import Part
 from pytest_pallas.session import SpecFacts
 from pytest_pallas.workers.process import JobResult
 
+#: The variable with the folder for what a worker compiles, so that it survives the worker.
+PROGRAMS = "PYTEST_PALLAS_PROGRAMS"
+
 #: The classes of messages and of their parts, by name.
 _TYPES: dict[str, type[Any]] = {}
 
@@ -46,7 +50,7 @@ def message[T](kind: type[T]) -> type[T]:
     return kind
 
 
-for _part in (Difference, JobResult, Part, Project, ProjectFile, SpecFacts):
+for _part in (DeviceFacts, Difference, JobResult, Part, Project, ProjectFile, SpecFacts):
     message(_part)
 
 
@@ -131,6 +135,11 @@ class WorkerRequest:
         The test changes a database apart then; None if it uses that of the worker's session.
       examples: files of that database, by path; None to open the places of the command line.
       project: that of the process that asks; the reply says how this one differs, and no test runs.
+      devices: the labels of hardware backends that must be there; None where that does not matter.
+        Without a test, the reply has the devices of this process.
+      blob: the only example to run; "" for all.
+      following: the next test, and how many of its nodes are those of this one, from the session
+        on; None to end all fixtures.
     """
 
     opening: bytes
@@ -147,6 +156,9 @@ class WorkerRequest:
     changes: Sequence[Change] | None = None
     examples: Mapping[str, bytes] | None = None
     project: Project | None = None
+    devices: Sequence[Exact] | None = None
+    blob: str = ""
+    following: tuple[Exact, int] | None = None
 
 
 @message
@@ -181,6 +193,10 @@ class WorkerReply:
       facts: what was learned of a spec; None if it was not found, or nothing was asked.
       changes: all changes of the database apart, with those of the request.
       differences: how the project of the worker differs.
+      benchmarks: what pytest-benchmark has measured (``compat.testing.take_benchmarks``).
+      devices: the devices of the worker, by the name of their backend.
+      lost: whether a device failed, so that the worker can launch nothing more.
+      refused: why the worker cannot run the test: it has not the devices, or a usage error.
     """
 
     reports: Sequence[Mapping[str, Annotated[Any, AsWritten()]]] = ()
@@ -193,6 +209,14 @@ class WorkerReply:
     facts: SpecFacts | None = None
     changes: Sequence[Change] = ()
     differences: Sequence[Difference] = ()
+    benchmarks: Sequence[Mapping[str, Annotated[Any, AsWritten()]]] = ()
+    devices: Mapping[Exact, DeviceFacts] = field(default_factory=dict[str, DeviceFacts])
+    lost: bool = False
+    refused: Text = ""
+
+
+#: The step of a call of a kernel.
+KERNEL = "a kernel"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -204,6 +228,7 @@ class StepNote:
       limit: its time limit in seconds.
       kernel, check, backend, family, source, mesh: those of the example, or of the spec's test.
       examples: number of started examples, with this one.
+      call: the name of the example (``draw_name``).
       drawn: the example, as names and texts of facts.
       running: the running kernels, as ``name at file:line``.
     """
@@ -217,6 +242,7 @@ class StepNote:
     source: str = ""
     mesh: Mapping[str, int] = field(default_factory=dict[str, int])
     examples: Count = 0
+    call: Exact = ""
     drawn: Sequence[tuple[str, Text]] = ()
     running: Sequence[str] = ()
 

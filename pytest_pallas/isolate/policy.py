@@ -28,13 +28,16 @@ from typing import Any, TypedDict
 
 import pytest
 
+from pallas_sim.chips import Label
 from pallas_sim.errors import OptionError
+from pytest_pallas.backends.devices import accelerators
 from pytest_pallas.backends.processes import gang
 from pytest_pallas.backends.protocol import label
+from pytest_pallas.compat.settings import has_opened_an_accelerator
 from pytest_pallas.decoding import DataError, decode, parse
 from pytest_pallas.draw.meshes import is_drawn
 from pytest_pallas.errors import FOLDERS
-from pytest_pallas.pytest_session import current
+from pytest_pallas.pytest_session import PytestSession, current
 
 #: Names whose use may end the process: by exit or signal, by a limit of memory or of Python's
 #: stack, or in code that is not Python's.
@@ -337,7 +340,7 @@ _DEVICES = frozenset({"pallas_mesh", "pallas_devices"})
 def separable(item: Any) -> bool:
     """Return whether a test can be run in another process.
 
-    A test on hardware cannot, because this process has opened the device. Compilers have their own
+    A test on hardware cannot where this process has opened the device. Compilers have their own
     workers.
     """
     kind = _kind(item)
@@ -367,9 +370,34 @@ def mode(item: pytest.Item | pytest.Collector) -> str:
         chosen = current(item.config).options_for(item).isolate
     except OptionError:
         return "never"  # a wrong mark, which the test's set-up reports
-    option = item.config.option
-    watched = option.usepdb or option.trace or option.capture == "no"
+    return _possible(item.config, chosen)
+
+
+def _possible(config: pytest.Config, chosen: str) -> str:
+    watched = config.option.usepdb or config.option.trace or config.option.capture == "no"
     return "never" if chosen == "auto" and watched else chosen
+
+
+def may_use_hardware(session: PytestSession) -> bool:
+    """Return whether the options of a session may choose hardware, without opening a device."""
+    there = {family.name for family in session.harness.families() if family.kind == "hardware"}
+    present = accelerators(os.environ)
+    if present is not None:
+        there.add(present.platform)
+    names = {Label.of(word).name for word in session.options.backend}
+    return bool(there) and not names.isdisjoint({*there, "auto", "all"})
+
+
+def separates_hardware(session: PytestSession) -> bool:
+    """Return whether the tests of a session that may use hardware run in a worker.
+
+    They do not if something has opened an accelerator in this process: it may be the only one that
+    can.
+    """
+    if gang() is not None or _possible(session.config, session.options.isolate) == "never":
+        return False
+    session.opened_early = has_opened_an_accelerator()
+    return not session.opened_early
 
 
 def reason(item: Any, history: History) -> str:

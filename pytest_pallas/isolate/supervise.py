@@ -11,7 +11,8 @@ import functools
 import re
 import sys
 import sysconfig
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,14 @@ from pytest_pallas import checks
 from pytest_pallas.backends.ending import longest
 from pytest_pallas.backends.protocol import label
 from pytest_pallas.errors import CrashError, HangError, IsolationError, OutOfMemoryError, is_own
-from pytest_pallas.isolate.messages import Opening, StepNote, WorkerRequest, encoded
+from pytest_pallas.isolate.messages import (
+    KERNEL,
+    Opening,
+    StepNote,
+    WorkerReply,
+    WorkerRequest,
+    encoded,
+)
 from pytest_pallas.pytest_session import PytestSession
 from pytest_pallas.workers.pool import WorkerPool
 from pytest_pallas.workers.process import JobResult, WorkerSetup
@@ -45,6 +53,12 @@ _PRELOADS = (
 
 #: Modules that only some kernels import: a fork has them if the process that asks for it has.
 _SOMETIMES = tuple(f"jax.experimental.pallas.{name}" for name in ("tpu", "mosaic_gpu", "triton"))
+
+#: Modules that almost all kernels of a platform import, where the worker starts before any of them.
+_OF_PLATFORM: Mapping[str, tuple[str, ...]] = {
+    "gpu": ("jax.experimental.pallas.mosaic_gpu", "pytest_pallas.backends.hardware"),
+    "tpu": ("jax.experimental.pallas.tpu", "pytest_pallas.backends.hardware"),
+}
 
 #: Options that a worker must not use: start workers, debug, stop early, write files of the
 #: reporting session, start other processes.
@@ -77,21 +91,28 @@ _CHOOSING: Mapping[str, Any] = {
 
 
 @functools.cache
-def preloads() -> tuple[str, ...]:
+def preloads(platform: str = "") -> tuple[str, ...]:
     """List the modules that are imported once for all workers that run tests.
 
     The first call decides: with another list a worker has another setup, and the pool would replace
     the process that has collected the tests by a new one.
+
+    Args:
+      platform: of the devices that the worker owns; "" for none.
     """
-    return (*_PRELOADS, *(name for name in _SOMETIMES if name in sys.modules))
+    usual = [name for name in _SOMETIMES if name in sys.modules]
+    return (*_PRELOADS, *_OF_PLATFORM.get(platform, usual))
 
 
-def worker_setup(generation: int, gigabytes: float, **environment: str) -> WorkerSetup:
+def worker_setup(
+    generation: int, gigabytes: float | None, platform: str = "", **environment: str
+) -> WorkerSetup:
     """Make the setup of a worker for tests.
 
     Args:
       generation: of the worker; another one stops the worker before it.
-      gigabytes: limit on its memory, in GiB.
+      gigabytes: limit on its memory, in GiB; None for no limit.
+      platform: of the devices that it owns; "" for none.
       **environment: variables of its environment.
     """
     return WorkerSetup(
@@ -99,9 +120,9 @@ def worker_setup(generation: int, gigabytes: float, **environment: str) -> Worke
         job="the test",
         entry=ENTRY,
         environment=(("PYTEST_PALLAS_WORKER", str(generation)), *environment.items()),
-        memory_bytes=int(gigabytes * 2**30),
+        memory_bytes=None if gigabytes is None else int(gigabytes * 2**30),
         talks=True,
-        preloads=preloads(),
+        preloads=preloads(platform),
     )
 
 
@@ -117,7 +138,9 @@ def opening_of(session: PytestSession, *, chooses: bool = False) -> Opening:
     if config.option.basetemp:
         # pytest clears that folder at its first use
         options["basetemp"] = f"{config.option.basetemp}-isolated"
-    backends = () if chooses else session.selection.backends
+    # Devices that this process has opened cannot be opened there.
+    here = not chooses and session.elsewhere is None
+    backends = session.selection.backends if here else ()
     if any(backend.kind == "hardware" for backend in backends):
         names = [label(b) for b in backends if b.kind != "hardware"]
         options["pallas_backend"] = ",".join(names)
@@ -131,6 +154,26 @@ def opening_of(session: PytestSession, *, chooses: bool = False) -> Opening:
         attributes=attributes,
         chooses=chooses,
     )
+
+
+@dataclass(frozen=True)
+class WorkerAnswer:
+    """What came of a test in a worker.
+
+    Attributes:
+      result: of the job.
+      reply: of the worker; None if it died.
+      notes: what Hypothesis says of a shrunk example, with the blob that repeats it.
+    """
+
+    result: JobResult
+    reply: WorkerReply | None
+    notes: Sequence[str] = ()
+
+    @property
+    def ended_its_process(self) -> bool:
+        """Whether the worker died, or can launch nothing more."""
+        return self.reply is None or self.reply.lost
 
 
 def run_in(pool: WorkerPool, setup: WorkerSetup, request: WorkerRequest) -> JobResult:
@@ -188,7 +231,7 @@ def _kind_and_summary(result: JobResult, note: StepNote | None) -> tuple[type[Pa
     limit = note.limit if note else 0.0
     hung = result.status == "timed out" or _TIMEOUT.search(result.output)
     if hung or (result.status == "crashed" and note and result.silence >= note.limit):
-        step = "the kernel" if note and note.running else "a step"
+        step = "the kernel" if note and note.step == KERNEL else "a step"
         advice = "--pallas-timeout" if step == "the kernel" else "--pallas-timeout; steps "
         advice += "" if step == "the kernel" else "outside kernels may take a multiple of it"
         return HangError, (

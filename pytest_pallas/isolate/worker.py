@@ -15,6 +15,7 @@ import shutil
 import tempfile
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,8 +23,12 @@ import pytest
 
 from pallas_sim.errors import Fact
 from pytest_pallas.backends.ending import LEAST, limit_of, longest
-from pytest_pallas.compat.testing import capture_is_closed, configured
+from pytest_pallas.backends.registry import devices_of, parse
+from pytest_pallas.backends.statuses import lost
+from pytest_pallas.compat.testing import capture_is_closed, configured, take_benchmarks, tear_down
 from pytest_pallas.isolate.messages import (
+    KERNEL,
+    PROGRAMS,
     Change,
     Opening,
     PlainWarning,
@@ -36,6 +41,7 @@ from pytest_pallas.isolate.messages import (
     plain_warning,
 )
 from pytest_pallas.isolate.project import differences
+from pytest_pallas.options import Replay
 from pytest_pallas.pytest_session import JOURNAL, PART, SECONDS, WORKER, PytestSession, current
 
 if TYPE_CHECKING:
@@ -57,7 +63,13 @@ def serve(payload: bytes, say: Callable[[bytes], None]) -> bytes:
       The encoded reply.
     """
     request = decoded(WorkerRequest, payload)
-    return encoded(host_for(request.opening, say).run(request))
+    try:
+        host = host_for(request.opening, say)
+    except pytest.UsageError as error:
+        if request.nodeid or request.devices is None:
+            raise
+        return encoded(WorkerReply(refused=str(error)))  # the process that asks says so
+    return encoded(host.run(request))
 
 
 @functools.cache
@@ -95,9 +107,20 @@ class WorkerSession:
     def run(self, request: WorkerRequest) -> WorkerReply:
         """Run the requested test and return its reports.
 
-        A request may ask instead how this project differs (``project``), or for the facts of a spec
-        (``learns``). A reply without reports means that the test was not found.
+        A request may ask instead how this project differs (``project``), for the facts of a spec
+        (``learns``), or for devices. A reply without reports means that the test was not found.
         """
+        if request.devices is not None:
+            self.alarm.begin("opening the devices", request.timeout)
+            try:
+                reply = self._devices(request.devices)
+            finally:
+                self.alarm.stop()
+            if reply.refused or not request.nodeid:
+                return reply
+        elif not request.nodeid and request.learns is None:
+            tear_down(self.session)  # the test that was to come does not
+            return WorkerReply()
         if request.project is not None:
             self.alarm.stop()
             return WorkerReply(differences=differences(request.project, self.config.rootpath))
@@ -126,24 +149,55 @@ class WorkerSession:
         _stash(item, PART, request.part)
         state = current(self.config)
         state.killed = {**state.killed_earlier, **request.killed}
-        reply = self.run_item(item, request.timeout)
+        options = state.options
+        if request.blob:
+            state.options = dataclasses.replace(options, replay=Replay(blob=request.blob))
+        try:
+            reply = self.run_item(item, request.timeout, self._following(item, request))
+        finally:
+            state.options = options
         return dataclasses.replace(
             reply,
             killed={key: by for key, by in state.killed.items() if key not in request.killed},
             changes=apart.changes if apart else (),
         )
 
-    def run_item(self, item: pytest.Item, timeout: float) -> WorkerReply:
+    def _devices(self, labels: Sequence[str]) -> WorkerReply:
+        """Return the devices, or which of these backends has none."""
+        keep_programs(os.environ.get(PROGRAMS, ""))
+        state = current(self.config)
+        if not labels:
+            return WorkerReply(devices=devices_of(state.families.values()))
+        gone = {
+            label: problem
+            for label in labels
+            for backend in parse(label, state.families)
+            if (problem := backend.available()) is not None
+        }
+        lines = "; ".join(f"{label}: {problem}" for label, problem in gone.items())
+        return WorkerReply(refused=lines)
+
+    def _following(self, item: pytest.Item, request: WorkerRequest) -> Any:
+        """Return what stands for the next test, so that fixtures that it shares are kept."""
+        if request.following is None:
+            return None
+        nodeid, shared = request.following
+        known = self.items.get(nodeid)
+        return _TestToCome(nodeid, item.listchain()[:shared]) if known is None else known
+
+    def run_item(self, item: pytest.Item, timeout: float, following: Any = None) -> WorkerReply:
         """Run a collected test, and return its reports.
 
         Args:
           item: the test.
           timeout: time limit in seconds for one step of a kernel.
+          following: the next test; None to end all fixtures.
         """
         self.alarm.begin("set-up", timeout, builder=getattr(item, "result", None))
         self.recorder.clear()
         try:
-            self.config.hook.pytest_runtest_protocol(item=item, nextitem=None)
+            tear_down(self.session, item)  # another one was to come
+            self.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
         except pytest.exit.Exception as ended:
             return WorkerReply(exit=(str(ended.msg), ended.returncode))
         finally:
@@ -152,7 +206,9 @@ class WorkerSession:
             reports=plain_reports(self.config, self.recorder.reports),
             warnings=self.recorder.warnings,
             hazards=None if self.alarm.hazards is None else sorted(set(self.alarm.hazards)),
-            stained=current(self.config).stained or capture_is_closed(self.config),
+            stained=current(self.config).stained or lost() or capture_is_closed(self.config),
+            lost=lost(),
+            benchmarks=take_benchmarks(self.config),
             lost_places=current(self.config).lost_places,
         )
 
@@ -229,6 +285,36 @@ class WorkerSession:
                 for item in self.session.perform_collect(None if path is None else [path]):
                     self.items.setdefault(item.nodeid, item)
         return self.items.get(request.nodeid)
+
+
+@dataclass
+class _TestToCome:
+    """A test of a file that is not collected yet, as far as pytest asks: for its nodes.
+
+    Attributes:
+      nodeid: its node id.
+      nodes: those that it shares with the test before it.
+    """
+
+    nodeid: str
+    nodes: list[Any]
+
+    def listchain(self) -> list[Any]:
+        """Return the nodes."""
+        return self.nodes
+
+
+#: JAX keeps in a folder what takes longer to compile, in seconds.
+_KEPT_FROM = 0.2
+
+
+def keep_programs(folder: str) -> None:
+    """Let JAX keep in a folder what it compiles for long, unless the user has named another one."""
+    import jax
+
+    if folder and not jax.config.jax_compilation_cache_dir:
+        jax.config.update("jax_compilation_cache_dir", folder)
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", _KEPT_FROM)
 
 
 def _stash(item: pytest.Item, key: pytest.StashKey[Any], value: Any) -> None:
@@ -340,13 +426,14 @@ class Alarm:
         """Stop the timer."""
         faulthandler.cancel_dump_traceback_later()
 
-    def example(self, builder: Any, facts: Sequence[Fact]) -> None:
-        """Begin the step of an example."""
+    def example(self, builder: Any, facts: Sequence[Fact], call: str = "") -> None:
+        """Begin the step of an example, which a spec's check draws under the name ``call``."""
         note = StepNote(
             step="an example",
             limit=longest(self._timeout),
             **_subject(builder),
             examples=builder.earlier + builder.examples,
+            call=call,
             drawn=[(fact.name, fact.text[:_WIDTH]) for fact in facts[:_LINES]],
         )
         self._step(note)
@@ -366,9 +453,9 @@ class Alarm:
 
         self.hazards = self.hazards or []
         self.hazards += [] if jaxpr is None else hazards(jaxpr, simulated=simulated)
-        running = [f"{kernel.name} at {kernel.source}" for kernel in kernels]
+        running = [kernel.located_name for kernel in kernels]
         limit = limit_of(call.settings.timeout)
-        self._step(dataclasses.replace(self._note, step="a kernel", limit=limit, running=running))
+        self._step(dataclasses.replace(self._note, step=KERNEL, limit=limit, running=running))
 
     def ended(self, call: Call) -> None:
         """Begin the step after a call."""

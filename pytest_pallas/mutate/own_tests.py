@@ -70,10 +70,10 @@ class _TraceRecorder:
         self.other = other
         self.programs: list[Any] = []
 
-    def example(self, builder: Any, facts: Sequence[Fact]) -> None:
+    def example(self, builder: Any, facts: Sequence[Fact], call: str = "") -> None:
         """An example begins."""
         if self.other is not None:
-            self.other.example(builder, facts)
+            self.other.example(builder, facts, call)
 
     def traced(self, call: Any, jaxpr: Any, kernels: Sequence[Any]) -> None:
         """A call was traced."""

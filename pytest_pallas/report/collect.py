@@ -13,7 +13,7 @@ from pallas_sim.chips import Label
 from pallas_sim.errors import PallasError
 from pytest_pallas.backends.processes import gang, process_arguments
 from pytest_pallas.backends.protocol import label
-from pytest_pallas.errors import DIED, PeerError, facts_of
+from pytest_pallas.errors import DIED, DeviceLostError, PeerError, facts_of
 from pytest_pallas.pytest_session import (
     PART_OUTCOME,
     PART_RESULT,
@@ -200,6 +200,8 @@ def _script(
 ) -> Saved | None:
     """Write the script that reproduces a failed check, if it does not exist; returns its files."""
     if not isinstance(error, PallasError) or facts_of(error).failure is None:
+        return None
+    if isinstance(error, DeviceLostError):  # arrays on that device cannot be read any more
         return None
     from pytest_pallas.isolate.leaks import leaving_nothing
     from pytest_pallas.replay.saved import save

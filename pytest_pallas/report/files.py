@@ -27,6 +27,7 @@ from pytest_pallas._version import __version__
 from pytest_pallas.backends.protocol import label
 from pytest_pallas.compat.testing import worker_count
 from pytest_pallas.decoding import jsonable, replacing
+from pytest_pallas.errors import BackendUnavailableError
 from pytest_pallas.mutate.report import others
 from pytest_pallas.pytest_session import PytestSession
 from pytest_pallas.pytest_session import to_json as to_plain
@@ -244,7 +245,11 @@ def environment() -> dict[str, str]:
 
 def option_values(session: PytestSession) -> dict[str, Any]:
     """List the options that determine the tests and their draws, and the available backends."""
-    return {"backends": list(map(label, session.selection.backends)), **_options(session)}
+    try:
+        backends = list(map(label, session.selection.backends))
+    except BackendUnavailableError:  # a worker of pytest-xdist has said so
+        backends = list(session.options.backend)
+    return {"backends": backends, **_options(session)}
 
 
 def known_options(session: PytestSession) -> dict[str, Any]:

@@ -15,8 +15,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pallas_sim.errors import OptionError
+from pytest_pallas.backends.registry import DeviceFacts
 from pytest_pallas.decoding import decode
 from pytest_pallas.pytest_session import (
+    DEVICES,
     OUTPUT,
     PART_RESULT,
     RECORDS,
@@ -96,6 +98,8 @@ class Reporter:
             self.session.not_applicable.setdefault(entry.test, entry)
         if (shard := output.get(SHARD)) is not None:
             self.session.shard_line, self.session.empty_shard = shard
+        for name, kinds in output.get(DEVICES, {}).items():
+            self.session.told_devices[name] = DeviceFacts(kinds=tuple(kinds))
         self.session.refusal = (
             getattr(node, "workeroutput", {}).get(REFUSAL) or self.session.refusal
         )

@@ -46,6 +46,11 @@ def header(session: PytestSession) -> list[str]:
     if TESTED["jax"].newer(metadata.version("jax")):
         newest = TESTED["jax"].newest
         lines.append(f"pallas: this JAX is newer than {newest}, the newest that was tested")
+    if session.opened_early:
+        lines.append(
+            "pallas: tests on hardware run in this process, and one that crashes or hangs ends it: "
+            "a conftest.py or a plugin has used JAX's accelerator before"
+        )
     if session.fleet is not None:
         lines.append(f"pallas: {on_fleet(session.fleet)}")
     if session.pinning is not None:
@@ -77,10 +82,9 @@ def places(session: PytestSession) -> list[str]:
     texts: list[str] = []
     for backend in session.selection.backends:
         if backend.kind == "hardware":
-            import jax
-
-            devices = jax.devices(backend.platform)
-            texts.append(f"{label(backend)} ({len(devices)} x {devices[0].device_kind})")
+            kinds = session.devices(backend.name).kinds
+            count = f" ({len(kinds)} x {kinds[0]})" if kinds else ""
+            texts.append(f"{label(backend)}{count}")
             continue
         default = default_target(backend.platform)
         target = backend.target or default

@@ -33,6 +33,7 @@ from pytest_pallas.checks.schedule import Runs
 from pytest_pallas.checks.verdict import drawn_facts, run_check
 from pytest_pallas.compat.fuzzing import is_rejection, rejecting
 from pytest_pallas.draw.arguments import Arguments, as_arguments
+from pytest_pallas.draw.diversity import draw_name
 from pytest_pallas.draw.meshes import MeshAxes, examples_for, fixed_sizes, place_of, sizes_of
 from pytest_pallas.errors import NotApplicableError, facts_of
 from pytest_pallas.grid.kernel_calls import on_two_devices
@@ -317,7 +318,8 @@ def run_example(
     if counts:
         result.begin(arguments)
         if session.observer is not None:
-            session.observer.example(result, list(drawn_facts(arguments)))
+            name = draw_name(drawn) if run.drawn else ""
+            session.observer.example(result, list(drawn_facts(arguments)), name)
     context = context_of(run, arguments, typical=typical, trial=trial)
     if counts:
         session.note_run(

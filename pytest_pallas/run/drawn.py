@@ -220,6 +220,26 @@ def _compile(run: CheckRun, slot: Callable[[], float | None], pulse: Callable[[]
         raise
 
 
+def fuzz_of(run: CheckRun, through: Any = None) -> Fuzz:
+    """Return what to fuzz of a check; ``through`` stands for the database, where there is one."""
+    session = run.session
+    assert run.spec is not None
+    mutated = session.mutant is not None  # its saved failures are not replayed
+    database, elsewhere = (
+        None if mutated else of_all(session.database_for(run.owner, others=others, through=through))
+        for others in (False, True)
+    )
+    return Fuzz(
+        run=functools.partial(run_example, run),
+        source=run.source,
+        key=example_key(run.spec, run.check.name, session.harness.root),
+        subjects=subjects_of(run),
+        shrink=not run.expected and not mutated,
+        database=database,
+        elsewhere=elsewhere,
+    )
+
+
 def _fuzz(
     run: CheckRun,
     slot: Callable[[], float | None],
@@ -230,25 +250,11 @@ def _fuzz(
     """Run examples; returns the reason why there are none."""
     __tracebackhide__ = True
     session, options = run.session, run.options
-    assert run.spec is not None
-    mutated = session.mutant is not None  # its saved failures are not replayed
     through: Any = None
     if part is not None and session.database is not None:
         through = Recorded(session.database)
         part.database = through
-    what = Fuzz(
-        run=functools.partial(run_example, run),
-        source=run.source,
-        key=example_key(run.spec, run.check.name, session.harness.root),
-        subjects=subjects_of(run),
-        shrink=not run.expected and not mutated,
-        database=None if mutated else of_all(session.database_for(run.owner, through=through)),
-        elsewhere=(
-            None
-            if mutated
-            else of_all(session.database_for(run.owner, others=True, through=through))
-        ),
-    )
+    what = fuzz_of(run, through)
     goldens = session.goldens
     if session.replayed is not None:
         run_example(run, replayed_call(run, session.replayed))

@@ -281,6 +281,29 @@ def _explore(
         spent.add(planned.number, time.monotonic() - started)
 
 
+def shrink_with(
+    what: Fuzz, fails: Callable[[Any], bool], *, seed: int, max_examples: int, seconds: float
+) -> None:
+    """Shrink the call of ``fuzz`` that is known to fail.
+
+    Args:
+      what: runs a draw, and with it its variants.
+      fails: whether this is the call.
+      seed: seed of the draws.
+      max_examples: the number of examples.
+      seconds: time limit for new draws.
+
+    Raises:
+      Exception: the error of the simplest draw that fails.
+    """
+    draws, calls = _planned(what.source, seed, max_examples, what.subjects)
+    for planned in calls:
+        if fails(planned.call):
+            runner = ExampleRunner(what.run, what.passed, shrink_seconds=seconds)
+            _shrunk(what, runner, planned.text, seed=seed, draws=draws, most=1)
+            return
+
+
 def _with_larger(error: PallasError, runner: ExampleRunner) -> None:
     """Show a larger example of the same cause beside one that was shrunk too far."""
     cause = cause_of(error)

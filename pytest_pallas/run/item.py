@@ -32,6 +32,7 @@ from pytest_pallas.errors import (
     EXPECTED,
     KERNEL_RUNS,
     RAISED_BY_KERNEL,
+    DeviceLostError,
     NeedsIsolation,
     PeerError,
     facts_of,
@@ -332,7 +333,7 @@ class SpecItem(pytest.Item):
 
     def _script(self, error: PallasError, command: str, number: int = 1) -> str:
         """Return the line with the path of a failure's script; "" without one."""
-        if self.expected or facts_of(error).failure is None:
+        if self.expected or facts_of(error).failure is None or isinstance(error, DeviceLostError):
             return ""
         from pytest_pallas.isolate.leaks import leaving_nothing
         from pytest_pallas.replay.saved import save

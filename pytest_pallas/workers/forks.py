@@ -29,7 +29,7 @@ import tempfile
 import threading
 import warnings
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any
 
 #: Number of environments for which a process keeps one that forks.
@@ -47,6 +47,8 @@ LINGER, _LOOK_FOR_FOLDER = 300.0, 1.0
 _READ_LATER = (
     *("PYTEST_", "DASK_", "__DASK_", "HOME", "USERPROFILE", "PWD", "OLDPWD", "TMPDIR", "PY_COLORS"),
     "PYTHONPATH",  # each request has the search path
+    # JAX sets these when it is imported, which the process that asks may do meanwhile.
+    *("MOSAIC_GPU_", "TPU_LIBRARY_PATH", "TPU_SKIP_MDS_QUERY", "TF_CPP_MIN_LOG_LEVEL"),
 )
 
 #: Size of a request, in bytes; a larger one needs a new process.
@@ -115,6 +117,20 @@ def _number(descriptor: int, seconds: float) -> int | None:
         return None
     data = os.read(descriptor, _NUMBER.size)
     return _NUMBER.unpack(data)[0] if len(data) == _NUMBER.size else _UNKNOWN
+
+
+@contextlib.contextmanager
+def shared() -> Generator[None]:
+    """Let all processes that this one starts share those that fork, so that they import once."""
+    if FOLDER in os.environ:
+        yield
+        return
+    with tempfile.TemporaryDirectory(prefix="pallas-forks-") as folder:
+        os.environ[FOLDER] = folder
+        try:
+            yield
+        finally:
+            os.environ.pop(FOLDER, None)
 
 
 def _is_private(folder: str) -> bool:

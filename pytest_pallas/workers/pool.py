@@ -330,7 +330,8 @@ def _ask(
         worker.end()
     left = None if bloated else worker
     if end.kind == DONE:
-        return left, JobResult(status="done", value=end.body, output=text, seconds=seconds)
+        result = JobResult(status="done", value=end.body, output=text, seconds=seconds)
+        return left, dataclasses.replace(result, note=end.note)
     message = end.body.decode(errors="replace")
     return left, JobResult(status="raised", message=message, output=text, seconds=seconds)
 

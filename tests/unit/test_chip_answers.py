@@ -1,9 +1,8 @@
-"""scripts/chip_answers.py: what a process says becomes a word, and each answer is kept."""
+"""scripts/chip_answers.py: what a session records becomes a word, and each answer is kept."""
 
 from __future__ import annotations
 
 import json
-import subprocess
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,62 +10,61 @@ from typing import Any
 import chip_answers
 import pytest
 
-FAULT = "CUDA error: CUDA_ERROR_LAUNCH_FAILED: unspecified launch failure"
+from pytest_pallas import errors
+from pytest_pallas.record import Record
 
 
-def ended(monkeypatch: pytest.MonkeyPatch, record: dict[str, Any] | None, output: str = "") -> None:
-    """Let pytest end with this record and output; None for no record."""
-
-    def run(command: list[str], **_: Any) -> Any:
-        if record is not None:
-            (path,) = [word for word in command if word.startswith("--pallas-results=")]
-            Path(path.partition("=")[2]).write_text(json.dumps({"records": [record]}))
-        return SimpleNamespace(stdout=output, stderr="")
-
-    monkeypatch.setattr(subprocess, "run", run)
+def record(kernel: str, error_type: str = "", **rest: Any) -> Record:
+    outcome: Any = "failed" if error_type else "passed"
+    name = f"asked.py::{kernel}-forward[gpu]"
+    fields: dict[str, Any] = {"test": name, "check": "forward", "backend": "gpu", **rest}
+    return Record(kernel=kernel, outcome=outcome, error_type=error_type, **fields)
 
 
 @pytest.mark.parametrize(
-    ("record", "output", "answer"),
+    ("error", "answer"),
     [
-        ({"outcome": "passed", "message": ""}, "", "right"),
-        ({"outcome": "failed", "message": "forward on gpu is wrong"}, "", "wrong"),
-        ({"outcome": "failed", "message": "the kernel raised"}, FAULT, "launch failure"),
-        ({"outcome": "failed", "message": "RESOURCE_EXHAUSTED: shared memory"}, "", "refused"),
-        ({"outcome": "failed", "message": "the kernel raised TypeError"}, "", "error"),
-        (None, "ImportError", "error"),
+        ("", "right"),
+        ("MismatchError", "wrong"),
+        ("DeviceLostError", "launch failure"),
+        ("CrashError", "launch failure"),
+        ("HangError", "never ends"),
+        ("CapacityError", "refused"),
+        ("TypeError", "error"),
     ],
 )
-def test_answers(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, record: Any, output: str, answer: str
+def test_answers(error: str, answer: str) -> None:
+    assert chip_answers.answer_of(record("a_kernel", error)) == answer
+
+
+def test_answers_are_by_classes_that_exist() -> None:
+    assert all(hasattr(errors, name) for name in chip_answers.ANSWERS)
+
+
+def test_what_was_answered_so_far_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    results = tmp_path / "results.json"
+    nothing = {"answers": {}, "messages": {}}
+    assert chip_answers.contents(["first"], results) == nothing  # before pytest has begun
+    records = (record("second", "HangError", message="it did not end"), record("first"))
+    read = SimpleNamespace(records=records)
+    monkeypatch.setattr("pytest_pallas.results.read_results", lambda _: read)
+    assert chip_answers.contents(["first", "second", "third"], results) == {
+        "answers": {"first": "right", "second": "never ends"},
+        "messages": {"second": "it did not end"},
+    }
+
+
+def test_a_session_on_a_backend_that_is_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any
 ) -> None:
-    ended(monkeypatch, record, output)
-    assert chip_answers.ask("a_kernel", tmp_path).answer == answer
-
-
-def test_a_kernel_that_never_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def run(*_: Any, **__: Any) -> Any:
-        raise subprocess.TimeoutExpired("pytest", 1)
-
-    monkeypatch.setattr(subprocess, "run", run)
-    assert chip_answers.ask("a_kernel", tmp_path).answer == "never ends"
-
-
-def test_what_was_answered_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever happens to a later kernel."""
-
-    def ask(name: str, folder: Path, **_: Any) -> chip_answers.Answer:
-        if name == "second":
-            raise KeyboardInterrupt
-        return chip_answers.Answer("right")
-
     file = tmp_path / "answers.json"
-    monkeypatch.setattr(chip_answers, "ask", ask)
-    monkeypatch.setattr(chip_answers, "racy_kernels", lambda: ["first", "second"])
-    monkeypatch.setattr("sys.argv", ["chip_answers.py", str(file), "--processes=1"])
-    with pytest.raises(KeyboardInterrupt):
-        chip_answers.main()
-    assert json.loads(file.read_text())["answers"] == {"first": "right"}
+    words = ["same_tile_twice", "same_tile_twice_right", "--backend=gpu-sim", "--processes=1"]
+    monkeypatch.setattr("sys.argv", ["chip_answers.py", str(file), *words])
+    assert chip_answers.main() == 0
+    answers = json.loads(file.read_text())
+    assert answers["answers"] == {"same_tile_twice": "error", "same_tile_twice_right": "right"}
+    assert "beyond its edge" in answers["messages"]["same_tile_twice"]
+    assert "same_tile_twice_right            right" in capfd.readouterr().out
 
 
 def test_an_unknown_kernel(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:

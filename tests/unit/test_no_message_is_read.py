@@ -54,6 +54,7 @@ OUTSIDE: dict[tuple[str, str], str] = {
     ("compile/service.py", "remarks"): "the log of a compiler",
     ("compile/backends.py", "_described"): "what a compiler said, cut to its first line",
     ("backends/execution.py", "readable"): "the traceback of a callback, which JAX has as text",
+    ("backends/statuses.py", "status_of"): "a status of XLA, which JAX has as text",
     ("compile/backends.py", "lower"): "JAX names another platform in its message",
     ("decoding.py", "__init__"): "the path of a part of the data, which begins with a dot",
     ("checks/dtype.py", "_differences"): "the repr of JAX's PyTreeDef",

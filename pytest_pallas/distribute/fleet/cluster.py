@@ -14,7 +14,6 @@ import itertools
 import logging
 import os
 import queue
-import tempfile
 import threading
 import time
 import uuid
@@ -116,9 +115,7 @@ class DaskCluster:
         address: Any = self.location.address
         if not address:
             before = dict(os.environ)
-            if forks.FOLDER not in os.environ:  # so that all workers import JAX once
-                folder = tempfile.TemporaryDirectory(prefix="pallas-forks-")
-                os.environ[forks.FOLDER] = self._close.enter_context(folder)
+            self._close.enter_context(forks.shared())
             # Worker processes inherit what they log from the environment, and with a fork server
             # they import Dask once.
             methods = {"distributed.worker.multiprocessing-method": "forkserver"}

@@ -17,7 +17,7 @@ from pytest_pallas.distribute.fleet.messages import TestResult
 from pytest_pallas.distribute.parts import credit_kills, merged_reports
 from pytest_pallas.draw.database import make_changes
 from pytest_pallas.errors import FleetError
-from pytest_pallas.isolate.isolator import Isolator
+from pytest_pallas.isolate.isolator import Isolator, let_fail
 from pytest_pallas.isolate.messages import plain_reports
 from pytest_pallas.pytest_session import PytestSession
 from pytest_pallas.replay.goldens import write_file
@@ -30,7 +30,7 @@ from pytest_pallas.replay.saved import (
     test_of_script,
 )
 from pytest_pallas.replay.script import NoScriptError
-from pytest_pallas.run.item import SpecItem, record_raise
+from pytest_pallas.run.item import SpecItem
 
 #: The files of a failure: its script, and the arrays beside it.
 _SUFFIXES = (".py", ".npz", SUFFIX)
@@ -68,7 +68,7 @@ class ResultReplayer:
         )
         hook = self.session.config.hook
         try:
-            reports = list(self.isolator.accept(item, reply).values())
+            reports = self.isolator.accept(item, reply)
         except PallasError as error:
             self.fail(item, error)
             return
@@ -131,25 +131,9 @@ class ResultReplayer:
         )
         self.report(item, whole, merged=True)
 
-    def fail(self, item: Any, error: Exception) -> None:
-        """Let a test fail with an error, without running anything of it.
-
-        Its marks count: an expected failure may be of this type.
-        """
-
-        builders = dict(self.session.results)
-
-        def runtest() -> None:
-            __tracebackhide__ = True
-            self.session.results.update(builders)  # which the protocol clears
-            if isinstance(item, SpecItem):
-                _ = item.result  # for the record of this item
-                if isinstance(error, PallasError):
-                    record_raise(item, error)
-            raise error
-
-        item.setup = lambda: None
-        item.runtest = runtest
+    def fail(self, item: pytest.Item, error: Exception) -> None:
+        """Let a test fail with an error, without running anything of it."""
+        let_fail(self.session, item, error)
         item.config.hook.pytest_runtest_protocol(item=item, nextitem=None)
 
     def lost(self, item: pytest.Item, reasons: Sequence[str]) -> None:

@@ -193,7 +193,8 @@ def _size(record: Record) -> float:
 
 #: The fields of a record that say how a test failed.
 _OF_FAILURE = (
-    *("message", "explanation", "findings", "others", "replay", "script", "example", "pictures"),
+    *("error_type", "message", "explanation", "findings", "others"),
+    *("replay", "script", "example", "pictures"),
 )
 
 

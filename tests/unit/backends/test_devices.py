@@ -7,7 +7,7 @@ import jax
 import pytest
 
 from pallas_sim.errors import DeviceError
-from pytest_pallas.backends.devices import make_mesh, simulate
+from pytest_pallas.backends.devices import make_mesh, only_cpu, simulate
 
 
 def test_the_users_own_count_wins_over_the_default():
@@ -45,6 +45,18 @@ def test_jax_starts_with_the_count(imported_first):
     if imported_first:
         lines.insert(0, "import jax")
     subprocess.run([sys.executable, "-c", "\n".join(lines)], check=True)
+
+
+@pytest.mark.parametrize("before", [None, "cuda,cpu"])
+def test_a_process_that_owns_no_accelerator_keeps_jax_on_the_cpu(before):
+    environ = {} if before is None else {"JAX_PLATFORMS": before}
+    own = jax.config.jax_platforms
+    with only_cpu(environ) as otherwise:
+        assert otherwise == (before or "")
+        assert environ == {"JAX_PLATFORMS": "cpu"}
+        assert jax.config.jax_platforms == "cpu"
+    assert environ.get("JAX_PLATFORMS") == before
+    assert jax.config.jax_platforms == own
 
 
 def test_mesh():

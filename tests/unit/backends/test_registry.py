@@ -8,16 +8,21 @@ import pytest
 from pallas_sim.chips import targets_of
 from pallas_sim.errors import OptionError
 from pytest_pallas import BackendUnavailableError, backends
-from pytest_pallas.backends.protocol import label
+from pytest_pallas.backends import statuses
+from pytest_pallas.backends.protocol import Call, RunSettings, label
 from pytest_pallas.backends.registry import (
     FAMILIES,
     REPLACED,
+    DeviceFacts,
     Family,
     compiling,
+    devices_of,
+    owned_elsewhere,
     parse,
     select,
     with_target,
 )
+from pytest_pallas.errors import DeviceLostError, IsolationError
 
 KNOWN = {family.name: family for family in FAMILIES}
 
@@ -209,3 +214,55 @@ def test_the_simulated_gpu_asks_the_compiler_of_the_same_chip():
         assert simulator.compiler.chip == simulator.chip
         assert simulator.compiler.name == "gpu-compile"
     assert parse("tpu-sim", families)[0].compiler is None
+
+
+def test_a_backend_with_devices_elsewhere_asks_for_them():
+    told = {"tpu": DeviceFacts(kinds=("TPU v6 lite",)), "gpu": DeviceFacts(problem="no GPU")}
+    families = {
+        name: owned_elsewhere(family, lambda: told.__getitem__) for name, family in KNOWN.items()
+    }
+    assert labels(select(["auto"], families)) == ["tpu"]
+    assert labels(select(["tpu:v6e"], families)) == ["tpu:v6e"]
+    with pytest.raises(BackendUnavailableError, match="the TPU here is a TPU v6 lite"):
+        select(["tpu:v4"], families)
+    with pytest.raises(BackendUnavailableError, match="no GPU"):
+        select(["gpu"], families)
+    with pytest.raises(IsolationError, match="this process does not own its devices"):
+        families["tpu"].make(None).run(None)
+
+
+def test_hardware_is_asked_for_its_devices_and_for_why_there_are_none():
+    class Present(Fake):
+        def device_kinds(self):
+            return ["H100", "H100"]
+
+    present = Family(name="gpu", make=lambda target: Present("gpu", None), kind="hardware")
+    families = [present, fake("tpu", "no TPU"), KNOWN["interpret"]]
+    assert devices_of(families) == {
+        "gpu": DeviceFacts(platform="tpu", kinds=("H100", "H100")),
+        "tpu": DeviceFacts(platform="tpu", problem="no TPU"),
+    }
+
+
+def test_hardware_of_a_project_is_watched_and_what_it_says_is_read(monkeypatch):
+    monkeypatch.setattr(statuses, "_lost", [])
+
+    class Fails(Fake):
+        def run(self, call):
+            raise RuntimeError("INTERNAL: CUDA_ERROR_ILLEGAL_ADDRESS: an illegal address")
+
+    events = []
+
+    class Observer:
+        def traced(self, call, jaxpr, kernels):
+            events.append("begin")
+
+        def ended(self, call):
+            events.append("end")
+
+    own = Family(name="chip", make=lambda target: Fails("chip", None), kind="hardware")
+    made = owned_elsewhere(own, lambda: None).make(None)
+    assert (made.name, made.platform, made.reason) == ("chip", "tpu", None)
+    call = Call(function=abs, settings=RunSettings(observer=Observer()))
+    assert isinstance(made.run(call).error, DeviceLostError)
+    assert events == ["begin", "end"]

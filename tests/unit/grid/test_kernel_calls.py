@@ -1,13 +1,17 @@
 """What is read off a traced function."""
 
 import importlib
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import pytest
 from jax.experimental import pallas as pl
+from jax.experimental.pallas import mosaic_gpu as plgpu
 from pallas_test_support import sample_kernels as kernels
 
+from pallas_sim.chips import TARGETS
+from pallas_sim.tracing import tracing_for
 from pytest_pallas.grid.kernel_calls import ASYNCHRONOUS, kernel_calls, mutated_operands
 from pytest_pallas.grid.model import describe_writer
 
@@ -35,6 +39,22 @@ def test_finds_kernels_in_control_flow():
     found = calls(function, X)
     assert len(found) == 3
     assert [call.asynchronous for call in found].count(True) == 1
+
+
+def test_a_kernel_has_the_line_of_its_call_or_else_of_its_body():
+    def body(x_ref, o_ref):
+        o_ref[...] = x_ref[...]  # here
+
+    def copy(x):
+        return plgpu.kernel(body, out_type=jax.ShapeDtypeStruct(x.shape, x.dtype))(x)
+
+    (found,) = calls(kernels.add_one, X)
+    assert found.located_name == f"body at {found.source}"
+    with tracing_for(TARGETS["h100"]):
+        (found,) = calls(copy, X)
+    assert found.source == ""  # this can go where JAX knows the call
+    file, _, line = found.located_name.removeprefix("body at ").rpartition(":")
+    assert "# here" in Path(file).read_text().splitlines()[int(line) - 1]
 
 
 def test_names_of_what_is_asynchronous_are_names_of_primitives():

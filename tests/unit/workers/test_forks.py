@@ -69,6 +69,7 @@ def test_a_worker_has_the_variables_folder_and_search_path_of_its_start(
     before, *_ = where(name="before")
     monkeypatch.setenv("PYTEST_CURRENT_TEST", "another")
     monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("MOSAIC_GPU_CUDA_ROOT", "/as/an/import/of/jax/does")
     (tmp_path / "inside").mkdir()
     monkeypatch.chdir(tmp_path / "inside")
     monkeypatch.syspath_prepend(tmp_path / "elsewhere")
@@ -186,6 +187,17 @@ def test_processes_that_share_a_folder_share_the_process_that_forks(asking, tmp_
     _, another = asking()
     assert another != parent
     os.kill(another, signal.SIGKILL)
+
+
+def test_a_folder_for_the_processes_that_this_one_starts(monkeypatch):
+    with forks.shared():
+        folder = Path(os.environ[forks.FOLDER])
+        assert folder.stat().st_mode & 0o077 == 0
+        with forks.shared():  # which are those of a process above
+            assert os.environ[forks.FOLDER] == str(folder)
+        assert folder.exists()
+    assert forks.FOLDER not in os.environ
+    assert not folder.exists()
 
 
 @pytest.mark.parametrize("removed", [False, True])
