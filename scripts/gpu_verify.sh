@@ -91,7 +91,7 @@ step() {  # step SECONDS NAME COMMAND...: at most so long; its output is kept, a
 
 suite=(--pallas-suite=reference_kernels.mosaic_gpu,reference_kernels.portable)
 step 115 report "$python" -m pytest "${pallas[@]}" -n 12 "${suite[@]}" \
-  --pallas-backend=gpu --pallas-profile=default "--pallas-results=$out/results.json" \
+  --pallas-backend=gpu "--pallas-results=$out/results.json" \
   --pallas-golden=record "--pallas-golden-dir=$out/goldens"
 if [ -d "$out/goldens" ]; then
   tar -C "$out" -czf "$out/goldens.tar.gz" goldens && rm -r "$out/goldens"
