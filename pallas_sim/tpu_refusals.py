@@ -414,7 +414,9 @@ def _require_access(access: MosaicAccess, line: str) -> None:
         refuse("a masked store with a stride: choose by jnp.where, and store without mask", line)
 
 
-def _require_access_of_subcore(access: MosaicAccess, line: str, vectors: VectorShapes | None) -> None:
+def _require_access_of_subcore(
+    access: MosaicAccess, line: str, vectors: VectorShapes | None
+) -> None:
     """Reject a load or store that JAX does not lower for a SparseCore."""
     space, shape, verb = space_of(access.ref), access.value.shape, access.verb
     if space in _APART or space == "vmem_shared":

@@ -64,6 +64,8 @@ class Covering:
       shapes: the sizes of all examples.
       extents: how examples exceeded tiles; see ``sizes.exceeding``.
       fixed: the choices of the current example.
+      followed: whether hypothesis has drawn what the plan chose, so far in the current example.
+      tiled: whether a dim has tiles; then the simplest example is none of the pool, and counts not.
       shares: the shares of pairs with an aspect that are open, as far as they were computed.
     """
 
@@ -78,14 +80,17 @@ class Covering:
     )
     extents: set[str] = field(default_factory=set[str])
     fixed: dict[Aspect, str] = field(default_factory=dict[Aspect, str])
+    followed: bool = True
+    tiled: bool = False
     shares: dict[tuple[int, Aspect], float] = field(default_factory=dict[tuple[int, Aspect], float])
 
     def end(self, *, accepted: bool) -> None:
         """End the current example, and begin the next one."""
-        (self.pairs if accepted else self.tries).update(self._pairs(self.fixed.items()))
-        if accepted:
-            self.met.update(self.fixed.items())
+        if self.followed or not self.tiled:
+            (self.pairs if accepted else self.tries).update(self._pairs(self.fixed.items()))
+            self.met.update(self.fixed.items() if accepted else ())
         self.fixed.clear()
+        self.followed = True
         self.shares.clear()
 
     def position(self, aspect: Aspect, labels: Sequence[str]) -> int:
@@ -137,6 +142,7 @@ class Covering:
             self.domain.setdefault(aspect, {}).update(dict.fromkeys(labels[name]))
         names = list(pools)
         tiles, deep = _tiles(pools)
+        self.tiled |= bool(tiles)
         best, most = None, -1.0
         rows = [self._row(aspects, labels) for _ in range(_ROWS)]
         for number, row in enumerate([*rows, *self.random.sample(table, len(table))]):
@@ -168,9 +174,10 @@ class Covering:
         """Add the sizes of the current example."""
         at_of = dict(zip(pools, positions, strict=True))
         self.fixed.update((Aspect("dim", name), labels[name][at]) for name, at in at_of.items())
-        sizes = {name: pools[name].sizes[at] for name, at in at_of.items()}
-        self.shapes.add(tuple(sizes.items()))
-        self.extents.update(exceeding(sizes, *_tiles(pools)))
+        if self.followed or not self.tiled:
+            sizes = {name: pools[name].sizes[at] for name, at in at_of.items()}
+            self.shapes.add(tuple(sizes.items()))
+            self.extents.update(exceeding(sizes, *_tiles(pools)))
 
     def _row(
         self, aspects: Mapping[str, Aspect], labels: Mapping[str, Sequence[str]]
@@ -271,8 +278,10 @@ def choose(draw: DrawFn, strategy: Any, aspect: Aspect, word: Callable[[Any], st
     if covering is None:
         return values[draw(positions)]
     labels = [word(value) for value in values]
-    with answering(covering.position(aspect, labels)):
+    chosen = covering.position(aspect, labels)
+    with answering(chosen):
         position = draw(positions)
+    covering.followed &= position == chosen
     covering.fixed[aspect] = labels[position]
     return values[position]
 
@@ -283,8 +292,10 @@ def choose_together(draw: DrawFn, choices: Sequence[Mapping[Aspect, str]]) -> in
     positions = st.sampled_from(range(len(choices)))
     if covering is None:
         return draw(positions)
-    with answering(covering.together(choices)):
+    chosen = covering.together(choices)
+    with answering(chosen):
         position = draw(positions)
+    covering.followed &= position == chosen
     covering.fixed.update(choices[position])
     return position
 
@@ -295,6 +306,9 @@ def kind_of_list(draw: DrawFn, name: str, kinds: Sequence[str]) -> str:
     aspect = None if covering is None else covering.numbered(Aspect("list", name))
     if covering is None or aspect is None:
         return draw(st.sampled_from(kinds))
-    with answering(covering.position(aspect, kinds)):
-        covering.fixed[aspect] = draw(st.sampled_from(kinds))
-    return covering.fixed[aspect]
+    chosen = covering.position(aspect, kinds)
+    with answering(chosen):
+        kind = draw(st.sampled_from(kinds))
+    covering.followed &= kind == kinds[chosen]
+    covering.fixed[aspect] = kind
+    return kind

@@ -416,6 +416,7 @@ def _planned(draw: DrawFn, plan: DimsPlan, free: Mapping[str, int]) -> Sequence[
         with answering(position):
             caps.append(draw(cap) - cap_base)
     drawn = _capped(plan, number, caps)
+    covering.followed &= [*drawn] == [*positions]
     covering.fix_sizes(plan.pools, plan.kinds, drawn)
     return drawn
 

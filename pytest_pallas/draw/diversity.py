@@ -160,13 +160,20 @@ def _draw(source: ExampleSource, seed: int, size: int, add: Callable[[str, Any],
       SpecError: the strategy filters out almost all draws.
     """
     names: set[str] = set()
-    idle = 0
+    small: list[tuple[str, Any]] = []
+    idle, first = 0, True
 
     def collect(**example: Any) -> None:
-        nonlocal idle
+        nonlocal idle, first
         drawn = example["drawn"]
         mark_drawn(drawn)
         name = draw_name(drawn)
+        # Hypothesis begins with the simplest example, whatever the plan is: one tile at most.
+        if first and getattr(getattr(drawn, "declared", None), "tiles", None):
+            small.append((name, drawn))
+            first = False
+            return
+        first = False
         idle += 1
         if name not in names:
             names.add(name)
@@ -192,6 +199,9 @@ def _draw(source: ExampleSource, seed: int, size: int, add: Callable[[str, Any],
             "what is needed, by multiple_of=, dims= or constraints such as 'm n; m <= n', in place "
             "of .filter() and assume()"
         ) from error
+    for name, drawn in small:
+        if name not in names and len(names) < size:
+            add(name, drawn)
 
 
 def most_draws(size: int) -> int:

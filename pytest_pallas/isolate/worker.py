@@ -118,7 +118,7 @@ class WorkerSession:
                 self.alarm.stop()
             if reply.refused or not request.nodeid:
                 return reply
-        elif not request.nodeid and request.learns is None:
+        elif not request.nodeid and request.learns is None and request.project is None:
             tear_down(self.session)  # the test that was to come does not
             return WorkerReply()
         if request.project is not None:

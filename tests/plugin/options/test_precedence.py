@@ -43,6 +43,7 @@ CASES = {
     "read_fences": ("", ("all", "all"), ("none", "none"), ("read_fences='kernel'", "kernel")),
     "timeout": (60.0, ("3", 3.0), ("4.5", 4.5), ("timeout=5", 5.0)),
     "isolate": ("auto", ("never", "never"), ("always", "always"), ("isolate='never'", "never")),
+    "shrink_time": (0.0, ("20", 20.0), ("30", 30.0), ("shrink_time=40", 40.0)),
     "missing": ("skip", ("error", "error"), ("skip", "skip"), ("missing='error'", "error")),
     "results": (None, ("a.json", "a.json"), ("b.json", "b.json"), None),
     "resume": (None, ("a.json", "a.json"), ("b.json", "b.json"), None),

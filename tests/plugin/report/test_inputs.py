@@ -45,14 +45,14 @@ def test_everything_is_drawn(suite):
     result = suite.run(*RUN, "--pallas-checks=forward", "--pallas-max-examples=3")
     assert lines(result) == [
         "inputs: 1 kernel, 3 shapes, 1 dtype, 2 value classes, 3 of 3 boundary kinds, "
-        "3 of 3 option values"
+        "3 of 3 option values, 9 of 21 pairs"
     ]
 
 
 def test_what_is_never_drawn(suite):
     result = suite.run(*RUN, "--pallas-checks=forward,determinism", "--pallas-max-examples=1")
     summary, warning = lines(result)
-    assert summary.endswith("1 of 3 boundary kinds, 1 of 3 option values")
+    assert summary.endswith("1 of 3 boundary kinds, 1 of 3 option values, 3 of 21 pairs")
     assert warning.startswith("never drawn: scaled: values ")
     assert "; dim n " in warning
     assert "; option scale " in warning

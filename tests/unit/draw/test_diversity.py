@@ -115,6 +115,16 @@ def test_kinds_of_lists_come_with_each_size():
     assert full == {2, 3, 4}
 
 
+def test_one_example_is_not_the_simplest():
+    """It has several tiles, the last of them ragged."""
+    (drawn,) = choose(pst.arrays("m k", dtype="int8", around=16), seed=0, examples=1).values()
+    assert extents(drawn) == {"several", "ragged"}
+
+
+def test_what_has_one_value_is_drawn_once():
+    assert len(choose(st.just((1,)), seed=0, examples=4)) == 1
+
+
 def test_fewer_examples_are_the_first_of_more():
     """So that checks share compiled kernels."""
     chosen = [*choose(CALL, seed=0, examples=16)]

@@ -251,7 +251,7 @@ def test_a_failure_in_one_process_is_shrunk_in_all(two, tmp_path):
         )
         test_kernels = pytest_pallas.suite(SPEC)
     """
-    arguments = ("--pallas-checks=forward",)
+    arguments = ("--pallas-checks=forward", "--pallas-max-examples=8")
     first, second = sessions(two, tmp_path, text, *arguments)
     for session in (first, second):
         [(outcome, message)] = session["tests"].values()
