@@ -14,9 +14,16 @@ from typing import Any
 import numpy as np
 
 from pallas_sim.compat.grids import BlockFacts, GridFacts
-from pallas_sim.compat.jaxprs import is_literal, is_reference, open_jaxpr, scan_parts, space_of
+from pallas_sim.compat.jaxprs import (
+    is_dropped,
+    is_literal,
+    is_reference,
+    open_jaxpr,
+    scan_parts,
+    space_of,
+)
 from pallas_sim.compat.places import copy_parts, transforms_in, transforms_of
-from pallas_sim.dtypes import is_integer
+from pallas_sim.dtypes import bit_width, is_integer
 from pallas_sim.errors import refuse
 from pallas_sim.transforms import (
     AxisSlice,
@@ -138,7 +145,7 @@ def require_equation(
         _require_access(access, line)
     elif access is not None:
         _require_access_of_subcore(access, line, vectors)
-    unused = bool(eqn.outvars) and all(type(var).__name__ == "DropVar" for var in eqn.outvars)
+    unused = bool(eqn.outvars) and all(map(is_dropped, eqn.outvars))
     if kind == "tc" and (access is not None or not unused):
         _require_value(eqn, constants, line)
 
@@ -280,7 +287,7 @@ def _carries_bools(eqn: Any, name: str) -> bool:
 
 
 @dataclass(frozen=True)
-class Access:
+class MosaicAccess:
     """A load or a store.
 
     Attributes:
@@ -311,7 +318,7 @@ class Access:
         return [] if self.last is None else _strides(self.last)
 
 
-def access_of(eqn: Any) -> Access | None:
+def access_of(eqn: Any) -> MosaicAccess | None:
     """Return the load or store that an equation is, or None, as for one of random keys."""
     name, avals = eqn.primitive.name, [var.aval for var in eqn.invars]
     mask: Any = None
@@ -321,8 +328,8 @@ def access_of(eqn: Any) -> Access | None:
         ref, value = avals[0], eqn.outvars[0].aval if name == "get" else avals[1]
     elif name in ("masked_load", "masked_swap"):
         operands = [Operand(number) for number in range(len(avals))]
-        place, transforms, third, fourth = eqn.params["args_tree"].unflatten(operands)
-        ref, window = avals[place.position], transforms_in(transforms)
+        target, transforms, third, fourth = eqn.params["args_tree"].unflatten(operands)
+        ref, window = avals[target.position], transforms_in(transforms)
         masked = third if name == "masked_load" else fourth
         mask = None if masked is None else avals[masked.position]
         value = eqn.outvars[0].aval if name == "masked_load" else avals[third.position]
@@ -333,7 +340,7 @@ def access_of(eqn: Any) -> Access | None:
     verb = "load from" if name in ("get", "masked_load") else "store to"
     last = window[-1] if window else None
     arrays = isinstance(last, Indexed) and _has_arrays(last, avals)
-    return Access(ref, window, value, mask, arrays, verb)
+    return MosaicAccess(ref, window, value, mask, arrays, verb)
 
 
 def _has_arrays(indexed: Indexed, avals: Sequence[Any]) -> bool:
@@ -352,7 +359,7 @@ def _strides(indexed: Indexed) -> list[int]:
 _APART = frozenset({"any", "hbm", "host"})
 
 
-def _require_access(access: Access, line: str) -> None:
+def _require_access(access: MosaicAccess, line: str) -> None:
     """Reject a load or store that JAX does not lower for a TensorCore."""
     space, shape, verb = space_of(access.ref), access.value.shape, access.verb
     if space in _APART:
@@ -407,7 +414,7 @@ def _require_access(access: Access, line: str) -> None:
         refuse("a masked store with a stride: choose by jnp.where, and store without mask", line)
 
 
-def _require_access_of_subcore(access: Access, line: str, vectors: VectorShapes | None) -> None:
+def _require_access_of_subcore(access: MosaicAccess, line: str, vectors: VectorShapes | None) -> None:
     """Reject a load or store that JAX does not lower for a SparseCore."""
     space, shape, verb = space_of(access.ref), access.value.shape, access.verb
     if space in _APART or space == "vmem_shared":
@@ -463,10 +470,11 @@ def _dtype_of(part: RefPart, avals: Sequence[Any]) -> Any:
     return casts[-1] if casts else avals[part.position].dtype
 
 
-def _stored(dtype: Any) -> str:
-    """Return the dtype as which Mosaic keeps one: without a sign, and bools as int32."""
-    name = str(dtype)
-    return "int32" if name == "bool" else name.removeprefix("u") if "int" in name else name
+def _stored(dtype: Any) -> Any:
+    """Return what Mosaic keeps of a dtype: the bits of integers, and of bools those of int32."""
+    if dtype == np.bool_:
+        return 32
+    return bit_width(dtype) if is_integer(dtype) else dtype
 
 
 # The grid and blocks of a ``pallas_call``, as ``mosaic/lowering.py`` checks them.

@@ -125,6 +125,11 @@ def is_literal(atom: Any) -> bool:
     return hasattr(atom, "val")
 
 
+def is_dropped(var: Any) -> bool:
+    """Return whether the result of an equation has no use that the trace knows."""
+    return type(var).__name__ == "DropVar"
+
+
 def written_inputs(jaxpr: Any) -> frozenset[int]:
     """Return positions of the refs of a kernel's jaxpr that its body writes, by its effects.
 

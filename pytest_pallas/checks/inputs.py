@@ -113,8 +113,8 @@ def to_json(calls: Sequence[Inputs]) -> dict[str, Any]:
     )
     pairs, triples = (_together(calls, tuple(strategies), size) for size in (2, 3))
     return {
-        "pairs": pairs,
-        "triples": triples,
+        "pairs": [*pairs],
+        "triples": [*triples],
         "shapes": list(dict.fromkeys(call.shapes for call in calls if call.shapes)),
         "signatures": len(signatures(calls)),
         "dtypes": sorted({name for call in calls for name in call.dtypes}),
@@ -147,11 +147,12 @@ def _together(
 @functools.lru_cache(maxsize=16)
 def _possible(strategies: tuple[Declared, ...], size: int) -> frozenset[frozenset[Any]]:
     """Return the sets of so many declared choices that no constraint forbids; none if too many."""
-    words: dict[Aspect, dict[str, None]] = {}
+    by_aspect: dict[Aspect, dict[str, None]] = {}
     for strategy in strategies:
         for aspect, choices in strategy.choices.items():
-            words.setdefault(aspect, {}).update(dict.fromkeys(choices))
-    free = [[(aspect, word) for word in group] for aspect, group in words.items() if len(group) > 1]
+            by_aspect.setdefault(aspect, {}).update(dict.fromkeys(choices))
+    several = [(aspect, group) for aspect, group in by_aspect.items() if len(group) > 1]
+    free = [[(aspect, word) for word in group] for aspect, group in several]
     groups = [*combinations(free, size)]
     if sum(math.prod(map(len, group)) for group in groups) > _MOST:
         return frozenset()

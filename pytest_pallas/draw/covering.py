@@ -88,15 +88,15 @@ class Covering:
         self.fixed.clear()
         self.shares.clear()
 
-    def position(self, aspect: Aspect, words: Sequence[str]) -> int:
-        """Choose one of the words for an aspect of the current example; returns its position."""
-        self.domain.setdefault(aspect, {}).update(dict.fromkeys(words))
-        return self._best(aspect, words, self.fixed)
+    def position(self, aspect: Aspect, labels: Sequence[str]) -> int:
+        """Choose one of the labels for an aspect of the current example; returns its position."""
+        self.domain.setdefault(aspect, {}).update(dict.fromkeys(labels))
+        return self._best(aspect, labels, self.fixed)
 
     def together(self, choices: Sequence[Mapping[Aspect, str]]) -> int:
         """Choose some words together: those that no example had first; returns their position."""
-        for words in choices:
-            for aspect, word in words.items():
+        for labels in choices:
+            for aspect, word in labels.items():
                 self.domain.setdefault(aspect, {})[word] = None
 
         def worth(position: int) -> tuple[int, float, float]:
@@ -117,7 +117,7 @@ class Covering:
     def sizes(
         self,
         pools: Mapping[str, SizePool],
-        words: Mapping[str, Sequence[str]],
+        labels: Mapping[str, Sequence[str]],
         fits: Callable[[Mapping[str, int]], bool],
         table: Sequence[Sequence[int]],
     ) -> Sequence[int] | None:
@@ -125,7 +125,7 @@ class Covering:
 
         Args:
           pools: of each dim, the sizes that it may have.
-          words: the kind of each.
+          labels: the kind of each.
           fits: whether sizes satisfy all constraints.
           table: positions of sizes that fit.
 
@@ -134,23 +134,23 @@ class Covering:
         """
         aspects = {name: Aspect("dim", name) for name in pools}
         for name, aspect in aspects.items():
-            self.domain.setdefault(aspect, {}).update(dict.fromkeys(words[name]))
+            self.domain.setdefault(aspect, {}).update(dict.fromkeys(labels[name]))
         names = list(pools)
         tiles, deep = _tiles(pools)
         best, most = None, -1.0
-        rows = [self._row(aspects, words) for _ in range(_ROWS)]
+        rows = [self._row(aspects, labels) for _ in range(_ROWS)]
         for number, row in enumerate([*rows, *self.random.sample(table, len(table))]):
             if best is not None and number >= 2 * _ROWS:
                 break
             chosen = {name: pools[name].sizes[at] for name, at in zip(names, row, strict=True)}
             if not fits(chosen):
-                tried = [(aspects[n], words[n][at]) for n, at in zip(names, row, strict=True)]
+                tried = [(aspects[n], labels[n][at]) for n, at in zip(names, row, strict=True)]
                 self.tries.update(self._pairs(tried))
                 continue
             fixed = dict(self.fixed)
             worth = self.random.random() * 1e-3
             for name, at in zip(names, row, strict=True):
-                choice = (aspects[name], words[name][at])
+                choice = (aspects[name], labels[name][at])
                 worth += self._worth(choice, fixed)
                 fixed[choice[0]] = choice[1]
             worth += _NEW_SHAPE * (tuple(chosen.items()) not in self.shapes)
@@ -162,29 +162,29 @@ class Covering:
     def fix_sizes(
         self,
         pools: Mapping[str, SizePool],
-        words: Mapping[str, Sequence[str]],
+        labels: Mapping[str, Sequence[str]],
         positions: Sequence[int],
     ) -> None:
         """Add the sizes of the current example."""
         at_of = dict(zip(pools, positions, strict=True))
-        self.fixed.update((Aspect("dim", name), words[name][at]) for name, at in at_of.items())
+        self.fixed.update((Aspect("dim", name), labels[name][at]) for name, at in at_of.items())
         sizes = {name: pools[name].sizes[at] for name, at in at_of.items()}
         self.shapes.add(tuple(sizes.items()))
         self.extents.update(exceeding(sizes, *_tiles(pools)))
 
     def _row(
-        self, aspects: Mapping[str, Aspect], words: Mapping[str, Sequence[str]]
+        self, aspects: Mapping[str, Aspect], labels: Mapping[str, Sequence[str]]
     ) -> Sequence[int]:
         """Choose positions of sizes: dim by dim the best one, in a random order."""
         fixed, row = dict(self.fixed), dict[str, int]()
         for name in self.random.sample([*aspects], len(aspects)):
-            row[name] = self._best(aspects[name], words[name], fixed)
-            fixed[aspects[name]] = words[name][row[name]]
+            row[name] = self._best(aspects[name], labels[name], fixed)
+            fixed[aspects[name]] = labels[name][row[name]]
         return [row[name] for name in aspects]
 
-    def _best(self, aspect: Aspect, words: Sequence[str], fixed: Mapping[Aspect, str]) -> int:
-        worth = {word: self._worth((aspect, word), fixed) for word in dict.fromkeys(words)}
-        return max(range(len(words)), key=lambda at: (worth[words[at]], self.random.random()))
+    def _best(self, aspect: Aspect, labels: Sequence[str], fixed: Mapping[Aspect, str]) -> int:
+        worth = {word: self._worth((aspect, word), fixed) for word in dict.fromkeys(labels)}
+        return max(range(len(labels)), key=lambda at: (worth[labels[at]], self.random.random()))
 
     def _worth(self, choice: Choice, fixed: Mapping[Aspect, str]) -> float:
         """Return the new pairs of a choice: those with fixed ones, and the share of the rest."""
@@ -200,9 +200,9 @@ class Covering:
     def _share(self, number: int, aspect: Aspect) -> float:
         key = (number, aspect)
         if key not in self.shares:
-            words = self.domain[aspect]
-            numbers = [self._number((aspect, word)) for word in words]
-            self.shares[key] = sum(self._open(number, other) for other in numbers) / len(words)
+            labels = self.domain[aspect]
+            numbers = [self._number((aspect, word)) for word in labels]
+            self.shares[key] = sum(self._open(number, other) for other in numbers) / len(labels)
         return self.shares[key]
 
     def _open(self, number: int, other: int) -> float:
@@ -270,10 +270,10 @@ def choose(draw: DrawFn, strategy: Any, aspect: Aspect, word: Callable[[Any], st
     positions = st.sampled_from(range(len(values)))
     if covering is None:
         return values[draw(positions)]
-    words = [word(value) for value in values]
-    with answering(covering.position(aspect, words)):
+    labels = [word(value) for value in values]
+    with answering(covering.position(aspect, labels)):
         position = draw(positions)
-    covering.fixed[aspect] = words[position]
+    covering.fixed[aspect] = labels[position]
     return values[position]
 
 

@@ -30,6 +30,8 @@ def test_a_call_without_a_recipe():
     assert inputs.shapes == "8x128 ()"
     assert inputs.choices == ((DTYPE, "float32, int32"),)
     assert to_json([inputs]) == {
+        "pairs": [0, 0],
+        "triples": [0, 0],
         "shapes": ["8x128 ()"],
         "signatures": 1,
         "dtypes": ["float32", "int32"],
@@ -56,6 +58,8 @@ def test_tried_and_never_drawn():
     call = drawn_call(multiple_of=8)
     plain = to_json([inputs_of(call)])
     assert json.loads(json.dumps(plain)) == plain == {
+        "pairs": [6, 30],
+        "triples": [4, 44],
         "shapes": ["8"],
         "signatures": 1,
         "dtypes": ["float32"],

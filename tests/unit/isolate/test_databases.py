@@ -15,7 +15,9 @@ from pytest_pallas.isolate.worker import WorkerSession
 @pytest.fixture
 def session(monkeypatch):
     """A session whose tests save their own name."""
-    state = SimpleNamespace(database=InMemoryExampleDatabase(), facts={}, killed_earlier={})
+    state = SimpleNamespace(
+        database=InMemoryExampleDatabase(), facts={}, killed_earlier={}, options=None
+    )
     monkeypatch.setattr(worker, "current", lambda _: state)
     made = object.__new__(WorkerSession)
     made.config, made.state = None, state
@@ -23,7 +25,7 @@ def session(monkeypatch):
     made._database_apart, made._own_databases = None, ()
     made._item = lambda request: SimpleNamespace(name=request.nodeid, stash={})
 
-    def run_item(item, _):
+    def run_item(item, *_):
         state.database.save(b"key", item.name.encode())
         return WorkerReply()
 
