@@ -219,8 +219,7 @@ def dot_product(
         return None
     if out == FLOAT16:
         by_wgmma = accumulations.get(("wgmma", lhs.name))
-        known = by_wgmma is not None and by_wgmma.float16 and whole
-        if not known or dtype != lhs or lhs == BFLOAT16:
+        if by_wgmma is None or not by_wgmma.float16 or lhs == BFLOAT16 or dtype != lhs or not whole:
             return None
         return chip_product(lhs, rhs, by_wgmma, out=out)
     take, narrow = converter(lhs, dtype), converter(FLOAT32, out)

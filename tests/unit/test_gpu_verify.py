@@ -118,7 +118,7 @@ def test_no_process_is_left_for_multiprocessing_to_terminate(benchmark, monkeypa
     before = set(multiprocessing.active_children())
     with pytest.raises(SystemExit, match="there is no GPU here"):
         benchmark.main()
-    assert set(multiprocessing.active_children()) == before
+    assert set(multiprocessing.active_children()) <= before
 
 
 def test_xla_is_measured_with_cublas_alone_if_it_takes_too_long(benchmark, monkeypatch):

@@ -27,7 +27,7 @@ from pallas_sim.products import fused_product
 #: What an H200 computed (JAX 0.11.2, driver 580); ``scripts/chip_record.py`` says what is in it.
 RECORD = chip_record.load(Path(__file__).with_name("h200.npz"))
 
-#: More kinds of products, 16 columns or 8 of each: subnormal operands, and Triton's sums of float16.
+#: More kinds of products, 8 or 16 columns each: subnormal operands, Triton's sums of float16.
 PARTS = chip_record.load(Path(__file__).with_name("h200_parts.npz"))
 
 _E4M3 = np.dtype(ml_dtypes.float8_e4m3fn)
