@@ -27,6 +27,7 @@ what was measured.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import functools
 import importlib
 import itertools
@@ -525,10 +526,15 @@ class Machine:
                 return self._pipe.recv()
             except EOFError:
                 reason = "its process ended"
-        self._process.kill()
-        self._process.join()
-        self._process = None
+        self.close()
         return reason
+
+    def close(self) -> None:
+        """End the process, which multiprocessing would ask with a SIGTERM: jaxlib prints that."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.join()
+            self._process = None
 
     def measure(self, row: Row) -> dict[str, float | str]:
         """Return the seconds of each side of a row; the error of one that failed."""
@@ -603,7 +609,15 @@ def main() -> None:
         for row in chosen:
             print(row.name, *(f"\n  {side}: {text}" for side, text in trace(row).items()))
         return
-    machine = Machine(asked.rounds, asked.limit)
+    with contextlib.closing(Machine(asked.rounds, asked.limit)) as machine:
+        results = _measure(machine, chosen, asked.json)
+    ours = [sides["ours"] for sides in results["rows"].values()]
+    if any(isinstance(side, str) and not isinstance(side, Unsupported) for side in ours):
+        sys.exit(1)
+
+
+def _measure(machine: Machine, chosen: Sequence[Row], file: str | None) -> dict[str, Any]:
+    """Print the table of some rows, and write it to a file; returns the numbers."""
     device = machine.ask("device")
     if not isinstance(device, dict):
         sys.exit("there is no GPU here; --trace-only traces the calls without one")
@@ -626,11 +640,9 @@ def main() -> None:
         for side, text in found.items():
             if isinstance(text, str):
                 print(f"  {side}: {text}")
-        if asked.json:  # whatever happens to the next row
-            Path(asked.json).write_text(json.dumps(results, indent=1), encoding="utf-8")
-    ours = [sides["ours"] for sides in results["rows"].values()]
-    if any(isinstance(side, str) and not isinstance(side, Unsupported) for side in ours):
-        sys.exit(1)
+        if file:  # whatever happens to the next row
+            Path(file).write_text(json.dumps(results, indent=1), encoding="utf-8")
+    return results
 
 
 if __name__ == "__main__":

@@ -191,7 +191,7 @@ _PRESETS = {"BF16_BF16_F32": BFLOAT16, "F16_F16_F32": FLOAT16}
 
 
 def dot_product(
-    lhs: Any, rhs: Any, out: Any, precision: Any, accumulations: Accumulations
+    lhs: Any, rhs: Any, out: Any, precision: Any, accumulations: Accumulations, *, whole: bool
 ) -> Product | None:
     """Return the function by which Triton's ``dot`` multiplies on a chip; None if not known.
 
@@ -200,7 +200,8 @@ def dot_product(
     JAX's lowering (``_dot_general_lowering`` in ``jax/_src/pallas/triton/lowering.py``) requests
     TF32 products of float32, unless both precisions are ``HIGHEST``, and sums in float32, unless
     the result is float16, float64 or int32. Triton rounds float32 to TF32, half away from zero;
-    products of ``HIGHEST`` are fused multiply-adds of float32, one after the other.
+    products of ``HIGHEST`` are fused multiply-adds of float32, one after the other. On Hopper sums
+    of float16 are those of ``wgmma``, if its tiles divide the product.
 
     Args:
       lhs: dtype of the first operand.
@@ -208,13 +209,19 @@ def dot_product(
       out: dtype of the result.
       precision: the parameter of ``dot_general``.
       accumulations: how the chip adds; empty if sums are those of float32.
+      whole: whether the product has whole tiles of ``wgmma``: 64 rows and 8 columns.
     """
     lhs, rhs, out = np.dtype(lhs), np.dtype(rhs), np.dtype(out)
-    if not accumulations or lhs != rhs or out in (FLOAT16, FLOAT64) or not is_float(out):
+    if not accumulations or lhs != rhs or out == FLOAT64 or not is_float(out):
         return None
     dtype, exact = dot_operands(lhs, precision)
     if dtype is None:
         return None
+    if out == FLOAT16:
+        by_wgmma = accumulations.get(("wgmma", lhs.name))
+        if by_wgmma is None or not by_wgmma.float16 or lhs == BFLOAT16 or dtype != lhs or not whole:
+            return None
+        return chip_product(lhs, rhs, by_wgmma, out=out)
     take, narrow = converter(lhs, dtype), converter(FLOAT32, out)
     if exact:
         return lambda a, b, c: narrow(fused_product(take(a), take(b), c))

@@ -63,14 +63,18 @@ def _dot_general(eqn: Equation) -> Evaluate:
     def product_on(machine: Machine) -> Evaluate:
         """Return the product of Triton's ``dot`` on a chip.
 
-        This is the default one if the chip's is not known, or there are batch dimensions, which
-        Triton's ``dot`` does not have.
+        This is the default one if the chip's is not known, or this is no product of two matrices,
+        as Triton's ``dot`` is.
         """
         from pallas_sim.gpu.tensor_cores import dot_product
 
         dtypes, precision = (lhs.dtype, rhs.dtype, eqn.out.dtype), eqn.params["precision"]
-        product = dot_product(*dtypes, precision, machine.accumulations)
-        if product is None or dims[1][0]:
+        if dims[1][0] or len(eqn.out.shape) != 2:
+            return default
+        rows, columns = eqn.out.shape
+        whole = rows % 64 == 0 and columns % 8 == 0
+        product = dot_product(*dtypes, precision, machine.accumulations, whole=whole)
+        if product is None:
             return default
         if not addend:
             return contraction(lhs.shape, rhs.shape, dims, lambda a, b: product(a, b, None))

@@ -105,7 +105,7 @@ def problem(code: str) -> str | None:
     of_modules, of_classes = index()
     if re.fullmatch(r"[\w/]+/\w+\.py", code) and not code.startswith(FOREIGN):
         return None if any(file.endswith(f"/{code}") for file in files()) else "no such file"
-    if code.endswith((".py", ".txt", ".json")):
+    if code.endswith((".py", ".txt", ".json", ".tar.gz")):
         return None  # perhaps a file of the user
     if not DOTTED.fullmatch(code):
         return None

@@ -1,6 +1,7 @@
 """``scripts/gpu_verify.sh`` and its benchmark, as far as they go without a GPU."""
 
 import importlib.util
+import multiprocessing
 import os
 import re
 import subprocess
@@ -107,6 +108,17 @@ def test_a_side_that_ends_or_hangs_costs_no_other(benchmark, monkeypatch):
     assert machine.ask(("no such row", "XLA", None)) == "its process ended"
     assert machine.ask("device") is None  # another process, on a machine without a GPU
     assert benchmark.Machine(rounds=1, limit=0).ask("device") == "no time within 0 s"
+
+
+@pytest.mark.skipif(jax.default_backend() == "gpu", reason="there is a GPU")
+def test_no_process_is_left_for_multiprocessing_to_terminate(benchmark, monkeypatch):
+    """On a machine with a GPU, jaxlib prints a traceback for its SIGTERM."""
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    monkeypatch.setattr(sys, "argv", ["gpu_kernels.py"])
+    before = set(multiprocessing.active_children())
+    with pytest.raises(SystemExit, match="there is no GPU here"):
+        benchmark.main()
+    assert set(multiprocessing.active_children()) <= before
 
 
 def test_xla_is_measured_with_cublas_alone_if_it_takes_too_long(benchmark, monkeypatch):
