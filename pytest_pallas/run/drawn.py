@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 
 
 #: Number of examples of a check that did not apply to the first ones.
-_FURTHER = 8
+_FURTHER = 16
 
 
 @dataclass
