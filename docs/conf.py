@@ -79,6 +79,7 @@ _INNER = (
     "decoding.Between",
     "draw.arguments.Declared",
     "draw.meshes.Axes",
+    "draw.meshes.MeshAxes",
     "draw.arguments.VariantSource",
     "draw.signatures.ArraysArguments",
     "draw.sizes.Constraint",
