@@ -50,7 +50,7 @@ PARTS = "BENCHMARK_PARTS"
 #: What is wrapped, by part: a function, or a method of a class.
 WRAPPED = {
     "drawing": (
-        "pytest_pallas.draw.diversity:ExampleSource.choose",
+        "pytest_pallas.draw.examples:ExampleSource.choose",
         "pytest_pallas.draw.arrays:_draw",
         "pytest_pallas.draw.arguments:Arguments.with_values",
         "pytest_pallas.checks.inputs:inputs_of",

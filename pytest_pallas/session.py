@@ -130,7 +130,7 @@ class Session:
     tiles: dict[Any, tuple[dict[str, tuple[int, ...]], int]] = field(default_factory=dict[Any, Any])
     #: The meshes that specs draw, by spec and backend; see ``run.backends.inputs_on``.
     meshes: dict[Any, Any] = field(default_factory=dict[Any, Any])
-    #: Sources of examples, by spec; see ``draw.diversity``.
+    #: Sources of examples, by spec; see ``draw.examples``.
     sources: dict[Any, Any] = field(default_factory=dict[Any, Any])
     #: The traces of one spec; see ``run.nodes``.
     traces: dict[Any, Any] = field(default_factory=dict[Any, Any])

@@ -37,7 +37,7 @@ from pytest_pallas.backends.interpreters import interpret
 from pytest_pallas.backends.protocol import Call, RunSettings
 from pytest_pallas.backends.tracing import jitted, split
 from pytest_pallas.draw.arguments import Arguments, as_arguments
-from pytest_pallas.draw.diversity import ExampleSource
+from pytest_pallas.draw.examples import ExampleSource
 from pytest_pallas.mutate import Mutant, mutants_of
 from pytest_pallas.mutate.runner import unknown
 from pytest_pallas.run.collection import suite

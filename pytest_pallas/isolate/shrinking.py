@@ -12,7 +12,7 @@ from typing import Any
 
 from pallas_sim.errors import PallasError
 from pytest_pallas.compat.fuzzing import blob_of_draw
-from pytest_pallas.draw.diversity import draw_name
+from pytest_pallas.draw.examples import draw_name
 from pytest_pallas.isolate.supervise import WorkerAnswer
 from pytest_pallas.run.drawn import fuzz_of
 from pytest_pallas.run.fuzzing import shrink_with

@@ -26,7 +26,7 @@ from pytest_pallas.checks.context import CheckContext, call
 from pytest_pallas.checks.schedule import Runs
 from pytest_pallas.decoding import Between, DataError, decode, jsonable
 from pytest_pallas.draw.arguments import as_arguments
-from pytest_pallas.draw.diversity import draw_name
+from pytest_pallas.draw.examples import draw_name
 from pytest_pallas.draw.meshes import MeshAxes
 from pytest_pallas.errors import MutantError
 from pytest_pallas.mutate import Mutant, mutants_of

@@ -33,7 +33,7 @@ from pytest_pallas.checks.schedule import Runs
 from pytest_pallas.checks.verdict import drawn_facts, run_check
 from pytest_pallas.compat.fuzzing import is_rejection, rejecting
 from pytest_pallas.draw.arguments import Arguments, as_arguments
-from pytest_pallas.draw.diversity import draw_name
+from pytest_pallas.draw.examples import draw_name
 from pytest_pallas.draw.meshes import MeshAxes, examples_for, fixed_sizes, place_of, sizes_of
 from pytest_pallas.errors import NotApplicableError, facts_of
 from pytest_pallas.grid.kernel_calls import on_two_devices
@@ -46,7 +46,7 @@ from pytest_pallas.session import Session
 from pytest_pallas.spec import CallProperties, KernelSpec, properties_of
 
 if TYPE_CHECKING:
-    from pytest_pallas.draw.diversity import ExampleSource, Subjects
+    from pytest_pallas.draw.examples import ExampleSource, Subjects
     from pytest_pallas.replay.goldens import LoadedExample
 
 
@@ -163,7 +163,7 @@ class CheckRun(CallProperties):
     @property
     def source(self) -> ExampleSource:
         """The source of the spec's examples, which its checks and backends share."""
-        from pytest_pallas.draw.diversity import shared
+        from pytest_pallas.draw.examples import shared
 
         return shared(self.session.sources, self.source_key, self._strategy)
 

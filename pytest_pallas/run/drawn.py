@@ -29,7 +29,7 @@ from pytest_pallas.checks.verdict import conclude, run_check
 from pytest_pallas.draw.arguments import Arguments, as_arguments
 from pytest_pallas.draw.arrays import draw_once
 from pytest_pallas.draw.database import Recorded
-from pytest_pallas.draw.diversity import choose
+from pytest_pallas.draw.examples import choose
 from pytest_pallas.draw.meshes import fixed_sizes, is_drawn
 from pytest_pallas.errors import CompilerFailedError, GoldenError, facts_of
 from pytest_pallas.pytest_session import Part
@@ -49,7 +49,7 @@ from pytest_pallas.run.rounds import RoundOutcome, fuzz_for, rounds_to_json, run
 from pytest_pallas.spec import KernelSpec
 
 if TYPE_CHECKING:
-    from pytest_pallas.draw.diversity import ExampleSource
+    from pytest_pallas.draw.examples import ExampleSource
     from pytest_pallas.replay.goldens import Golden
 
 

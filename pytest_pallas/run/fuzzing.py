@@ -1,6 +1,6 @@
 """Draw examples of a spec with Hypothesis, and run a check on each.
 
-Examples that failed before run first. Then come diverse draws (``diversity``), each with variants
+Examples that failed before run first. Then come diverse draws (``examples``), each with variants
 of other values, which are cheap once a shape is compiled, and then examples that failed on other
 backends. Only a failure goes through Hypothesis again, which shrinks it and saves it for the next
 run.
@@ -42,7 +42,7 @@ from pytest_pallas.compat.fuzzing import (
 )
 from pytest_pallas.decoding import DataError, decode
 from pytest_pallas.draw.arguments import MOST_VARIANTS, as_arguments, mark_drawn, variants
-from pytest_pallas.draw.diversity import ExampleSource, Subjects, draw_name, draws_for, most_draws
+from pytest_pallas.draw.examples import ExampleSource, Subjects, draw_name, draws_for, most_draws
 from pytest_pallas.errors import GangError, facts_of
 from pytest_pallas.judge.references import flatten
 from pytest_pallas.judge.tolerance import Comparison

@@ -13,7 +13,7 @@ import hypothesis
 
 from pallas_sim.errors import PallasError
 from pytest_pallas.draw.arguments import Arguments
-from pytest_pallas.draw.diversity import draw_name
+from pytest_pallas.draw.examples import draw_name
 from pytest_pallas.session import CallsOfTest, Session
 
 

@@ -15,7 +15,7 @@ from pytest_pallas.checks import Check
 from pytest_pallas.checks.inputs import Inputs
 from pytest_pallas.decoding import Count, DataError, decode, jsonable, tagged, untagged
 from pytest_pallas.draw.arguments import Declared
-from pytest_pallas.draw.diversity import draw_name
+from pytest_pallas.draw.examples import draw_name
 from pytest_pallas.errors import SpecError
 from pytest_pallas.isolate.messages import Change
 from pytest_pallas.record import Aspect

@@ -20,7 +20,7 @@ import reference_kernels
 from pallas_sim.chips import TARGETS, Target, attributes
 from pytest_pallas.backends.devices import make_mesh
 from pytest_pallas.draw.arguments import as_arguments
-from pytest_pallas.draw.diversity import ExampleSource
+from pytest_pallas.draw.examples import ExampleSource
 from pytest_pallas.draw.meshes import sizes_of
 from pytest_pallas.run.collection import suite
 from pytest_pallas.spec import KernelSpec

@@ -9,7 +9,7 @@ from pytest_pallas import strategies as pst
 from pytest_pallas.draw.arguments import aspects, extents, larger_first
 from pytest_pallas.draw.arrays import draw_once
 from pytest_pallas.draw.dims import STEP, around, probing
-from pytest_pallas.draw.diversity import ExampleSource, choose
+from pytest_pallas.draw.examples import ExampleSource, choose
 
 
 def sizes(draws, strategy, name):

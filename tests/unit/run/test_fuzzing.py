@@ -12,7 +12,7 @@ from hypothesis.database import InMemoryExampleDatabase
 from pallas_sim.errors import KernelError
 from pytest_pallas import strategies as pst
 from pytest_pallas.checks.inputs import inputs_of
-from pytest_pallas.draw import diversity
+from pytest_pallas.draw import examples
 from pytest_pallas.errors import facts_of
 from pytest_pallas.run import fuzzing
 from pytest_pallas.run import fuzzing as example_runner
@@ -25,7 +25,7 @@ CALLS = pst.arguments(
 
 
 #: Tests that do not ask what is drawn anew share what was drawn, as the checks of a spec do.
-SOURCE = diversity.ExampleSource(CALLS)
+SOURCE = examples.ExampleSource(CALLS)
 
 
 def run(ask, *, source=SOURCE, examples=4, seed=0, **rest):
@@ -78,7 +78,7 @@ def test_same_seed_same_examples():
     runs = []
     for _ in range(2):
         seen = []
-        source = diversity.ExampleSource(CALLS)
+        source = examples.ExampleSource(CALLS)
         run(lambda call, seen=seen: seen.append(repr(call)), source=source)
         runs.append(seen)
     assert runs[0] == runs[1]
@@ -161,7 +161,7 @@ def fail_on(numbers):
 
 
 def words(call):
-    return diversity.draw_name(call)
+    return examples.draw_name(call)
 
 
 @pytest.mark.parametrize("shrink", [False, True])
@@ -274,7 +274,7 @@ def test_siblings_that_are_not_asked_about_are_not_made(monkeypatch):
         asked.append(shape)
 
     monkeypatch.setattr(pst.Arguments, "with_values", making)
-    what = fuzzing.Fuzz(run=ask, source=diversity.ExampleSource(CALLS), key="unit")
+    what = fuzzing.Fuzz(run=ask, source=examples.ExampleSource(CALLS), key="unit")
     fuzzing.fuzz_until(what, seed=0, until=math.inf)
     assert len(made) <= len(asked) - len(set(asked)) + 5  # what was asked about before is skipped
 
@@ -283,10 +283,10 @@ def test_calls_without_a_recipe_are_told_apart():
     """Their words are shapes, and their values may differ."""
     seen = []
     strategy = st.integers(0, 100).map(lambda n: (np.full(3, n),))
-    run(seen.append, source=diversity.ExampleSource(strategy), examples=8)
+    run(seen.append, source=examples.ExampleSource(strategy), examples=8)
     assert len({int(call[0][0]) for call in seen}) == 8
 
 
 def test_examples_without_a_recipe_are_chosen_too():
-    choice = diversity.choose(st.tuples(st.integers(0, 3)), seed=0, examples=2)
+    choice = examples.choose(st.tuples(st.integers(0, 3)), seed=0, examples=2)
     assert len(choice) == 2

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from pytest_pallas.draw import diversity
+from pytest_pallas.draw import examples
 from pytest_pallas.run import fuzzing
 from pytest_pallas.run import fuzzing as example_runner
 from pytest_pallas.run import rounds as time_budget
@@ -49,7 +49,7 @@ def test_an_item_that_does_not_fuzz_takes_nothing():
 
 def fuzz_seconds(strategy, seconds, ask=lambda _: None):
     pulses = []
-    what = Fuzz(run=ask, source=diversity.ExampleSource(strategy), key="clock")
+    what = Fuzz(run=ask, source=examples.ExampleSource(strategy), key="clock")
     started = time.monotonic()
     fuzz_for(what, seconds, seed=0, max_examples=4, pulse=lambda: pulses.append(len(what.passed)))
     return what, pulses, time.monotonic() - started

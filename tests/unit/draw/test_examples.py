@@ -8,9 +8,9 @@ import pytest
 from hypothesis import strategies as st
 
 from pytest_pallas import strategies as pst
-from pytest_pallas.draw import diversity
+from pytest_pallas.draw import examples as examples_
 from pytest_pallas.draw.arguments import Declared, Drawn, aspects, extents, variants
-from pytest_pallas.draw.diversity import choose, draw_name
+from pytest_pallas.draw.examples import choose, draw_name
 from pytest_pallas.errors import SpecError
 from pytest_pallas.record import Aspect
 
@@ -146,7 +146,7 @@ def test_no_more_examples_than_there_are():
 def test_a_source_is_drawn_from_once_and_keeps_its_siblings():
     draws = []
     strategy = pst.arrays("m k", around=8, dtype="float32").map(lambda x: draws.append(1) or x)
-    source = diversity.ExampleSource(strategy)
+    source = examples_.ExampleSource(strategy)
     first = source.choose(0, 8)
     count = len(draws)
     for drawn in first.values():
@@ -158,18 +158,18 @@ def test_a_source_is_drawn_from_once_and_keeps_its_siblings():
 
 
 def test_large_draws_are_not_kept(monkeypatch):
-    monkeypatch.setattr(diversity, "MOST_BYTES", 0)
-    source = diversity.ExampleSource(pst.arrays("m k", around=8, dtype="float32"))
+    monkeypatch.setattr(examples_, "MOST_BYTES", 0)
+    source = examples_.ExampleSource(pst.arrays("m k", around=8, dtype="float32"))
     choice = source.choose(0, 4)
-    assert not source.pools.get((0, diversity.LEAST)).values
-    assert all(diversity.draw_name(drawn) == words for words, drawn in choice.items())
+    assert not source.pools.get((0, examples_.LEAST)).values
+    assert all(examples_.draw_name(drawn) == words for words, drawn in choice.items())
 
 
 def test_sources_of_the_last_specs_are_kept():
     sources = {}
-    made = [diversity.shared(sources, key, lambda: pst.arrays("m")) for key in range(4)]
+    made = [examples_.shared(sources, key, lambda: pst.arrays("m")) for key in range(4)]
     assert list(sources) == [1, 2, 3]
-    assert diversity.shared(sources, 2, lambda: None) is made[2]
+    assert examples_.shared(sources, 2, lambda: None) is made[2]
     assert list(sources) == [1, 3, 2]
 
 
@@ -207,7 +207,7 @@ def test_with_one_subject_the_choice_is_the_plain_one():
 
 def choose_with(subjects, examples=2):
     """The draws of ``CALL`` that are chosen for what there is to ask about them."""
-    return diversity.ExampleSource(CALL).choose(0, examples, subjects)
+    return examples_.ExampleSource(CALL).choose(0, examples, subjects)
 
 
 @pytest.mark.parametrize("shapes", ["m k", "a b c"])
