@@ -100,6 +100,7 @@ def simulate(count: int, environ: MutableMapping[str, str], *, explicit: bool) -
     already = _already(environ)
     if not explicit and already is not None:
         return already
+    before = {name: environ.get(name) for name in ("XLA_FLAGS", _COUNT)}
     if _COUNT_FLAG in environ.get("XLA_FLAGS", ""):
         # JAX rejects to start with both; the user's own command wins.
         kept = [word for word in environ["XLA_FLAGS"].split() if _COUNT_FLAG not in word]
@@ -115,6 +116,9 @@ def simulate(count: int, environ: MutableMapping[str, str], *, explicit: bool) -
         if explicit and len(jax.devices("cpu")) != count:
             from pallas_sim.errors import DeviceError
 
+            for name, value in before.items():  # for processes that this one starts
+                environ.pop(name, None)
+                environ.update({} if value is None else {name: value})
             raise DeviceError(
                 f"{count} CPU devices come too late: JAX has already started with "
                 f"{len(jax.devices('cpu'))} CPU devices. Under pytest, something used JAX before "

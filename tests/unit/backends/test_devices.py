@@ -29,7 +29,8 @@ def test_what_was_asked_for_wins_over_the_environment():
 
 def test_too_late():
     with pytest.raises(DeviceError, match=r"77 CPU devices come too late: JAX has already"):
-        simulate(77, {}, explicit=True)
+        simulate(77, environ := {"HOME": "/"}, explicit=True)
+    assert environ == {"HOME": "/"}
     simulate(77, {}, explicit=False)
 
 
