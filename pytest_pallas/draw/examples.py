@@ -92,12 +92,12 @@ class ExampleSource:
         """
         pool = self.pool(seed, draws_for(examples, subjects))
         chosen = pool.names[:examples]
-        if subjects is not None:
-            values = self._values(pool, seed, pool.names)
-            parts = {name: frozenset(subjects(values[name])) for name in pool.names}
-            devices = {name: frozenset(mesh_aspects(values[name])) for name in pool.names}
-            chosen = _most_parts(parts, examples, devices) or chosen
         values = self._values(pool, seed, chosen)
+        if subjects is not None:
+            kept = [name for name in pool.names if name in values]
+            parts = {name: frozenset(subjects(values[name])) for name in kept}
+            devices = {name: frozenset(mesh_aspects(values[name])) for name in kept}
+            chosen = _most_parts(parts, examples, devices) or chosen
         return {name: values[name] for name in chosen}
 
     def _values(self, pool: DrawPool, seed: int, names: Collection[str]) -> Mapping[str, Any]:
