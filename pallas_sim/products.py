@@ -108,7 +108,7 @@ def passes_of(precision: Any) -> int:
 def takes_passes(lhs: Any, rhs: Any, passes: int) -> bool:
     """Return whether a TPU makes so many passes of a product of these dtypes.
 
-    Operands of 16 bits or fewer are exact in one pass, of which there is one. With a precision,
+    Operands of 16 bits or fewer are exact in one pass, and have one. With a precision,
     libtpu refuses a product of float32 and another float.
     """
     dtypes = [np.dtype(lhs), np.dtype(rhs)]

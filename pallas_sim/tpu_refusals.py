@@ -308,7 +308,7 @@ class MosaicAccess:
 
     @property
     def last(self) -> Indexed | None:
-        """The index that the access itself makes; None for the whole of what is before."""
+        """The index that the access itself makes; None if it has the whole window."""
         last = self.window[-1] if self.window else None
         return last if isinstance(last, Indexed) else None
 
