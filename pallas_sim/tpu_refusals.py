@@ -474,6 +474,8 @@ def _dtype_of(part: RefPart, avals: Sequence[Any]) -> Any:
 
 def _stored(dtype: Any) -> Any:
     """Return what Mosaic keeps of a dtype: the bits of integers, and of bools those of int32."""
+    if not isinstance(dtype, np.dtype):
+        return dtype  # of random keys
     if dtype == np.bool_:
         return 32
     return bit_width(dtype) if is_integer(dtype) else dtype
