@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from pallas_sim.chips import Label
@@ -82,6 +82,9 @@ NARROW = 72
 
 #: Columns of the table besides kernels and backends.
 _LAST = ("examples", "seconds")
+
+#: The cell of a backend that a kernel did not run on.
+_NONE = "-"
 
 #: The family of tests without a spec.
 _OWN = "tests without specs"
@@ -211,9 +214,14 @@ class _SummaryTable:
             most -= max(1, (taken - lines) * most // taken)
 
     def text(self, rows: Sequence[SummaryRow]) -> str:
-        """Print kernels, by family; equal ones keep their order."""
+        """Print kernels, by family; equal ones keep their order, and only their backends count."""
         if not rows:
             return ""
+        columns = range(len(self.backends))
+        used = [at for at in columns if any(row.cells[at][0] != _NONE for row in rows)]
+        if len(used) < len(self.backends):
+            rest = replace(self, backends=[self.backends[at] for at in used])
+            return rest.text([replace(row, cells=[row.cells[at] for at in used]) for row in rows])
         narrow = self.width < NARROW and self._natural(rows) > self.width
         families = group_by(rows, lambda row: row.family)
         table = self._list(families) if narrow else self._table(families)
@@ -260,7 +268,7 @@ class _SummaryTable:
                 about = f"{row.kernel}  {row.examples} in {row.seconds:.1f} s"
                 lines.append(Text(self.indent + about))
                 for backend, (text, style) in zip(self.backends, row.cells, strict=True):
-                    if text != "-":
+                    if text != _NONE:
                         title = f"{self.indent}  {backend:<{longest}}  "
                         lines.append(Text.assemble(title, (text, style)))
         return Group(*lines)
@@ -275,7 +283,7 @@ def worst(rows: Iterable[Record]) -> float | None:
 def _cell(rows: Sequence[Record]) -> tuple[str, str]:
     """Write the text of a cell; returns it with its style."""
     if not rows:
-        return "-", "dim"
+        return _NONE, "dim"
     count = Counter(row.outcome for row in rows)
     failed = count["failed"] + count["xpassed"]
     parts = [counts_text(rows)]

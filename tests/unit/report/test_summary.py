@@ -131,6 +131,23 @@ def names(found):
     return [line.partition("  ")[0] if line[0] != " " else line.split()[0] for line in found]
 
 
+def test_a_backend_of_no_kernel_that_is_shown_has_no_column():
+    records = [of("wrong", "failed"), of("right", backend="tpu-interpret:v5p")]
+    assert lines(records)[0].split() == [
+        "kernel",
+        "tpu-interpret:v6e",
+        "tpu-interpret:v5p",
+        "examples",
+        "seconds",
+    ]
+    assert lines(records, lines=1)[0].split() == [
+        "kernel",
+        "tpu-interpret:v6e",
+        "examples",
+        "seconds",
+    ]
+
+
 def test_families_and_kernels_are_sorted_worst_first():
     assert names(lines(MANY)[1:]) == [
         "matmul", "wrong", "right", "norms", "far", "unmeasured", "copies", "near", "exact",
