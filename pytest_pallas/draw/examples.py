@@ -22,7 +22,7 @@ from pytest_pallas.draw.arguments import Drawn, mark_drawn, mesh_aspects
 from pytest_pallas.draw.covering import Covering, planned
 from pytest_pallas.errors import SpecError
 
-#: Draws for each example of a check that has parts, of which the ones with new parts are run.
+#: Draws for each example of a check that has parts; those with new parts are run.
 _FOR_PARTS = 2
 
 #: Draws of the smallest pool. Smaller pools are the first draws of larger ones, so that checks with
@@ -48,7 +48,7 @@ class DrawPool:
 
     Attributes:
       names: of the draws, in order; see ``draw_name``.
-      values: the draws, of which large ones may be missing.
+      values: the draws by name; large ones may be missing.
       size: the number of draws allowed.
     """
 

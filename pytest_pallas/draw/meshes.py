@@ -11,7 +11,7 @@ from typing import Any
 #: two are on three; 6 is no power of two. They are also those of a whole mesh of such axes.
 DEVICES = (2, 3, 4, 6, 8)
 
-#: Of these numbers, those of which one is enough, with the word for both.
+#: Numbers of which an example with either is enough, with the label for both.
 _LARGE = {6: "6 or 8", 8: "6 or 8"}
 
 #: What a spec may say: the names of axes, or the size or the sizes of each.
