@@ -1,0 +1,101 @@
+"""What of a kernel has run: its points, where a run goes one of several ways, and the ways it went.
+
+Tools that measure the coverage of Python see a kernel's lines run once, when JAX traces them. The
+machine sees both sides of a branch, how often a loop goes round, and whether a slot of a ring of
+buffers was used again. ``Coverage`` counts during a run; ``merged`` adds what several runs reached.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Literal, NamedTuple
+
+#: The kinds of points, each with the ways that a run can go there.
+#:
+#: ``branch``: a condition (``pl.when``, ``lax.cond``) is ``true`` or ``false``; of ``lax.switch``,
+#: the number of the branch. ``loop``: ``none``, ``one`` or ``several`` rounds. ``ring``: a slot of
+#: buffers or semaphores that take turns is used ``first`` or ``again``. ``mask``: an array of
+#: booleans that selects or guards is ``full``, ``partial`` or ``empty``. ``block``: a block of the
+#: grid is ``whole`` or has an ``overhang``. ``revisit``: a block of an output is visited ``first``
+#: or ``again``. ``wait``: it was ``blocked``, or went on ``at once``.
+Kind = Literal["branch", "loop", "ring", "mask", "block", "revisit", "wait"]
+
+
+class Point(NamedTuple):
+    """A place of a kernel where a run goes one of several ways.
+
+    Attributes:
+      kind: see ``Kind``.
+      line: ``file:line`` of the kernel's code, or "" if it has none (code made by ``exec``).
+      kernel: name of the kernel.
+      name: of the reference, for rings, blocks, revisits and waits; "" otherwise.
+    """
+
+    kind: Kind
+    line: str
+    kernel: str
+    name: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reached:
+    """Which ways runs went at a point.
+
+    Attributes:
+      point: the point.
+      counts: how often each way was gone.
+      missing: the ways that no run went, and that a test should reach.
+      unreachable: the ways that the program itself rules out, each with the reason.
+      condition: what decides, as the kernel's source has it, such as ``step >= stages``; or "".
+      depends: what the decision depends on in the program: ``("program_id", 2)``,
+        ``("scalar", 0)`` for a prefetched scalar or a value loaded from operand 0, ...
+      slots: of a ring, the number of slots; else 0.
+      used: of a ring, the largest number of uses of its slots together in one run of the kernel.
+    """
+
+    point: Point
+    counts: Mapping[str, int]
+    missing: tuple[str, ...] = ()
+    unreachable: Mapping[str, str] = field(default_factory=dict[str, str])
+    condition: str = ""
+    depends: tuple[tuple[str, int], ...] = ()
+    slots: int = 0
+    used: int = 0
+
+
+def merged(runs: Iterable[Iterable[Reached]]) -> tuple[Reached, ...]:
+    """Return what several runs reached together, by point, in order of their lines.
+
+    A way that the program of one shape rules out and another one goes was gone; it is missing only
+    where no run went it and the program of some run has it.
+    """
+    points: dict[Point, Reached] = {}
+    for run in runs:
+        for reached in run:
+            before = points.get(reached.point)
+            points[reached.point] = reached if before is None else _both(before, reached)
+    return tuple(points[point] for point in sorted(points))
+
+
+def _both(one: Reached, other: Reached) -> Reached:
+    counts = Counter(one.counts)
+    counts.update(other.counts)
+    ways = dict.fromkeys((*one.missing, *other.missing))
+    open_ways = tuple(way for way in ways if not counts.get(way))
+    ruled_out = {
+        way: reason
+        for way, reason in {**one.unreachable, **other.unreachable}.items()
+        if not counts.get(way) and way not in open_ways
+    }
+    return replace(
+        one,
+        counts=dict(counts),
+        missing=open_ways,
+        unreachable=ruled_out,
+        condition=one.condition or other.condition,
+        depends=tuple(dict.fromkeys((*one.depends, *other.depends))),
+        slots=max(one.slots, other.slots),
+        used=max(one.used, other.used),
+    )
