@@ -88,8 +88,8 @@ SPEC_BUFFER_REFILLED_UNREAD_RIGHT = twin(SPEC_BUFFER_REFILLED_UNREAD, halves)
 
 
 def streamed(x: jax.Array, w: jax.Array, *, ahead: int = 7) -> jax.Array:
-    """``x @ w`` in float32 for x ``(8, k)`` and w ``(k, n)``, 32 rows of w at a time."""
-    block = 32
+    """``x @ w`` in float32 for x ``(8, k)`` and w ``(k, n)``, 128 rows of w at a time."""
+    block = 128
     steps = w.shape[0] // block
 
     def body(x_ref: Any, w_ref: Any, o_ref: Any, ring: Any, arrived: Any) -> None:
@@ -132,7 +132,7 @@ SPEC_EIGHT_AHEAD_OF_EIGHT = _spec(
     name="eight_ahead_of_eight",
     kernel=eight_ahead_of_eight,
     reference=functools.partial(jnp.dot, precision="highest"),
-    inputs=pst.arrays("m k, k n", dtype="float32", dims={"m": 8}, multiple_of={"k": 32, "n": 128}),
+    inputs=pst.arrays("m k, k n", dtype="float32", dims={"m": 8}, multiple_of={"k": 128, "n": 128}),
 )
 SPEC_EIGHT_AHEAD_OF_EIGHT_RIGHT = twin(SPEC_EIGHT_AHEAD_OF_EIGHT, streamed)
 
