@@ -25,6 +25,7 @@ class PlainReached(TypedDict):
     unreachable: NotRequired[dict[str, str]]
     condition: NotRequired[str]
     depends: NotRequired[tuple[tuple[str, int], ...]]
+    needs: NotRequired[dict[str, tuple[tuple[str, int], str, int]]]
     slots: NotRequired[Count]
     used: NotRequired[Count]
 

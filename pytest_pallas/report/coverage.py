@@ -9,7 +9,7 @@ from __future__ import annotations
 import ast
 import linecache
 import os
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -228,7 +228,7 @@ def section_of_unreached(results: Results) -> Iterator[Line]:
 
 @dataclass
 class CoveredLine:
-    """A line of a kernel with points.
+    """A line of a kernel with points, or inside of a branch that never ran.
 
     Attributes:
       count: how often a run came there.
@@ -262,7 +262,10 @@ def _counts_of(reached: Reached) -> str:
 
 
 def covered_lines(reached: Iterable[Reached]) -> dict[str, dict[int, CoveredLine]]:
-    """Return the lines with points, by file and number; points without a line are left out."""
+    """Return the lines with points, by file and number; points without a line are left out.
+
+    What is inside of a ``pl.when`` that was never true is there, too, without points.
+    """
     files: dict[str, dict[int, CoveredLine]] = {}
     for one in sorted(reached, key=_order):
         at = read(one.point.line)
@@ -270,7 +273,47 @@ def covered_lines(reached: Iterable[Reached]) -> dict[str, dict[int, CoveredLine
             line = files.setdefault(at.file, {}).setdefault(at.line, CoveredLine())
             line.count = max(line.count, sum(one.counts.values()))
             line.points.append(one)
+    for file, lines in files.items():
+        lines |= {number: CoveredLine() for number in _never_run(file, lines)}
+        files[file] = dict(sorted(lines.items()))
     return files
+
+
+def _never_run(file: str, lines: Mapping[int, CoveredLine]) -> set[int]:
+    """Return the lines without points of functions below ``pl.when`` that were never called."""
+    never = {
+        number
+        for number, line in lines.items()
+        if any(one.point.kind == "branch" and "true" in one.missing for one in line.points)
+    }
+    code = code_of(file) if never else []
+    inside = {
+        number
+        for node in ast.walk(_parsed(code))
+        if isinstance(node, ast.FunctionDef)
+        for part in node.decorator_list
+        if never.intersection(range(part.lineno, (part.end_lineno or part.lineno) + 1))
+        for number in range(node.body[0].lineno, (node.end_lineno or node.lineno) + 1)
+    }
+    empty = {number for number in inside if code[number - 1].strip()[:1] in ("", "#")}
+    return inside - empty - set(lines)
+
+
+def code_of(file: str) -> Sequence[str]:
+    """Return the lines of a Python file; none of one that cannot be read, or is no such file.
+
+    The path may be of a results file: nothing else gets from this machine into a report.
+    """
+    is_code = file.endswith(".py") or file in linecache.cache
+    return linecache.getlines(file) if is_code else []
+
+
+def _parsed(code: Sequence[str]) -> ast.Module:
+    """Parse a file; an empty module if that fails."""
+    try:
+        return ast.parse("".join(code))
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return ast.Module([], [])
 
 
 #: Number of lines of source code of a kernel, and of lines around a point outside of functions.
@@ -298,8 +341,7 @@ def covered_sources(kernel: KernelCoverage) -> list[CoveredSource]:
     sources: list[CoveredSource] = []
     left = _LINES
     for file, lines in covered_lines(kernel.reached).items():
-        # The paths are data of a file perhaps: of what is no code, nothing gets onto a page.
-        code = linecache.getlines(file) if file.endswith(".py") or file in linecache.cache else []
+        code = code_of(file)
         shown = sorted(_functions_around(code, lines))
         text = {number: code[number - 1].rstrip() for number in shown[:left]}
         left -= len(text)
@@ -311,13 +353,9 @@ def covered_sources(kernel: KernelCoverage) -> list[CoveredSource]:
 
 def _functions_around(code: Sequence[str], lines: Collection[int]) -> set[int]:
     """Return the numbers of lines of the outermost functions around some lines, or near to them."""
-    try:
-        tree = ast.parse("".join(code))
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        tree = ast.Module([], [])
     outer = [
         range(min([node, *node.decorator_list], key=lambda part: part.lineno).lineno, end + 1)
-        for node in _outermost(tree)
+        for node in _outermost(_parsed(code))
         if (end := node.end_lineno)
     ]
     shown: set[int] = set()
