@@ -401,6 +401,9 @@ class Options:
         "write only the failures to this file, without pictures and empty fields")
     html: Path | None = _option(None, path, "FILE.html",
         "write a self-contained HTML report (pip install 'pytest-pallas[report]')")
+    coverage: Path | None = _option(None, path, "FILE",
+        "write what of the kernels ran on simulators to this file, as LCOV: conditions with both "
+        "sides, loops, slots of buffers that are used again, masks")
     trace: Path | None = _option(None, path, "FILE.json",
         "write a timeline of one simulated run, for https://ui.perfetto.dev or chrome://tracing: "
         "the failing example of the last failed test; without failures, the last example of the "
@@ -470,7 +473,7 @@ class Options:
     @property
     def writes(self) -> Sequence[str]:
         """The options that name a file which is written at the end of the session."""
-        return [name for name in ("results", "failures", "html") if getattr(self, name)]
+        return [name for name in ("results", "failures", "html", "coverage") if getattr(self, name)]
 
     def examples_on(self, kind: str, devices: int = 1) -> int:
         """Return the number of examples for each check on a kind of backend.
