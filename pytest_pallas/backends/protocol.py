@@ -15,6 +15,7 @@ from types import MappingProxyType
 from typing import Any, Literal, Protocol, runtime_checkable
 
 from pallas_sim.chips import DEFAULT_TARGETS, TARGETS, Target
+from pallas_sim.coverage import Reached
 from pallas_sim.findings import Finding
 from pytest_pallas.record import Note
 
@@ -253,6 +254,8 @@ class Outcome:
       notes: notes for the record; a plain string is a note of no kind.
       unverified: undocumented behavior of the simulated chip that the run used.
       idle: what the simulator knows of kernels that had no programs: name, line and grid.
+      coverage: what of the kernels ran, on a simulator.
+      steps: how many equations a simulator evaluated.
     """
 
     values: Any = None
@@ -266,6 +269,8 @@ class Outcome:
     notes: tuple[Note | str, ...] = ()
     unverified: tuple[str, ...] = ()
     idle: tuple[tuple[str, str, tuple[int, ...]], ...] = ()
+    coverage: tuple[Reached, ...] = ()
+    steps: int = 0
 
     @property
     def nbytes(self) -> int:

@@ -15,6 +15,7 @@ import numpy as np
 
 from pallas_sim.chips import ACCUMULATIONS, accumulations
 from pallas_sim.chips import arithmetic_of as arithmetic_of_chip
+from pallas_sim.coverage import Reached
 from pallas_sim.dtypes import is_float, same_bits, wide
 from pallas_sim.errors import Fact, KernelError, PallasError, first_line
 from pytest_pallas.backends.ending import raised_words
@@ -99,6 +100,7 @@ class CheckContext(Properties):
       claimed: the backends that the spec claims, as in ``KernelSpec.claimed``.
       explained: whether the error of a failure has an explanation; without, it has only a headline.
       run_seconds: ``run`` adds the seconds of each run of the kernel.
+      coverage: ``run`` adds what of the kernel ran, whatever becomes of the check.
     """
 
     kernel: Callable[..., Any]
@@ -117,6 +119,9 @@ class CheckContext(Properties):
     claimed: Sequence[str] = ()
     explained: bool = True
     run_seconds: list[float] = field(default_factory=list[float], repr=False, compare=False)
+    coverage: list[tuple[Reached, ...]] = field(
+        default_factory=list[tuple[Reached, ...]], repr=False, compare=False
+    )
 
 
 @dataclass(frozen=True)
@@ -205,9 +210,15 @@ def run(
         made = made.with_settings(races=False, dma=False)
     made = replace(made, fill=fill, needs_kernel=needs_kernel, **rest)
     outcome = context.backend.run(made)
-    context.run_seconds.append(outcome.seconds)
+    count_run(context, outcome)
     raise_error(context, outcome, made.schedule)
     return outcome if shards else gathered(outcome, context.settings.timeout)
+
+
+def count_run(context: CheckContext, outcome: Outcome) -> None:
+    """Add the seconds of a run of the kernel to the context, and what of the kernel ran."""
+    context.run_seconds.append(outcome.seconds)
+    context.coverage.append(outcome.coverage)
 
 
 def raise_error(context: CheckContext, outcome: Outcome, schedule: Schedule) -> None:

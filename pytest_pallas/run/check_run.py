@@ -341,6 +341,9 @@ def run_example(
                 else facts_of(error).plain
             )
         return None
+    finally:
+        if counts:
+            result.cover(context.coverage)
     kernels = check_result.outcome.kernels if check_result.outcome else ()
     text = on_two_devices(kernels) if counts and run.check.base else None
     if text is not None and not _has_more_devices(run):

@@ -30,6 +30,7 @@ from pytest_pallas.draw.arguments import Arguments, as_arguments
 from pytest_pallas.draw.arrays import draw_once
 from pytest_pallas.draw.database import Recorded
 from pytest_pallas.draw.examples import choose
+from pytest_pallas.draw.growth import Growth
 from pytest_pallas.draw.meshes import fixed_sizes, is_drawn
 from pytest_pallas.errors import CompilerFailedError, GoldenError, facts_of
 from pytest_pallas.pytest_session import Part
@@ -237,7 +238,21 @@ def fuzz_of(run: CheckRun, through: Any = None) -> Fuzz:
         shrink=not run.expected and not mutated,
         database=database,
         elsewhere=elsewhere,
+        growth=_growth_of(run),
     )
+
+
+def _growth_of(run: CheckRun) -> Growth | None:
+    """Return the growth of a check's examples; None where nothing tells what of a kernel has run.
+
+    The base check's examples grow for all checks: each run watches for races, too.
+    """
+    steps = run.options.growth_steps
+    if not steps or not run.check.base or run.backend.kind != "simulating":
+        return None
+    if run.session.mutant is not None:
+        return None
+    return Growth(budget=steps)
 
 
 def _fuzz(

@@ -13,6 +13,7 @@ from typing import Any, Literal, NotRequired, TypedDict, cast
 
 from pytest_pallas.checks import Check
 from pytest_pallas.checks.inputs import Inputs
+from pytest_pallas.coverage import PlainReached, reached_from_json, reached_to_json
 from pytest_pallas.decoding import Count, DataError, decode, jsonable, tagged, untagged
 from pytest_pallas.draw.arguments import Declared
 from pytest_pallas.draw.examples import draw_name
@@ -157,6 +158,8 @@ class _PlainInputs(TypedDict):
 class _PlainExample(ExampleResults):
     """An ``ExampleOutcome``, with numbers of its inputs. Fields with defaults are left out."""
 
+    coverage: tuple[PlainReached, ...] = ()  # pyright: ignore[reportIncompatibleVariableOverride]
+
     digest: str
     passed: bool = False
     inputs: list[Count] = field(default_factory=list[int])
@@ -223,6 +226,7 @@ def _plain_example(
         "digest": example.digest,
         "passed": example.passed,
         "inputs": [inputs[call] for call in example.result.inputs],
+        "coverage": tuple(map(reached_to_json, example.result.coverage)),
         "evidence": [_plain_evidence(evidence, check) for evidence in example.result.evidence],
     }
     return {name: jsonable(value) for name, value in fields.items() if value != default[name]}
@@ -262,6 +266,7 @@ def rounds_from_json(plain: Mapping[str, Any], like: Result, check: Check) -> li
         fields: dict[str, Any] = dict(vars(example))
         digest, passed = fields.pop("digest"), fields.pop("passed")
         fields["inputs"] = [inputs[number] for number in example.inputs]
+        fields["coverage"] = tuple(map(reached_from_json, example.coverage))
         fields["evidence"] = [
             untagged(evidence) if check.evidence is None else decode(check.evidence, evidence)
             for evidence in example.evidence
