@@ -23,6 +23,11 @@ from typing import Literal, NamedTuple
 Kind = Literal["branch", "loop", "ring", "mask", "block", "revisit", "wait"]
 
 
+#: What must hold of one thing for a run to go a way: the thing, as in ``Reached.depends``, one of
+#: ``==``, ``!=``, ``<``, ``<=``, ``>`` and ``>=``, and a number.
+Need = tuple[tuple[str, int], str, int]
+
+
 class Point(NamedTuple):
     """A place of a kernel where a run goes one of several ways.
 
@@ -51,6 +56,8 @@ class Reached:
       condition: what decides, as the kernel's source has it, such as ``step >= stages``; or "".
       depends: what the decision depends on in the program: ``("program_id", 2)``,
         ``("scalar", 0)`` for a prefetched scalar or a value loaded from operand 0, ...
+      needs: of ways that were not gone, what must hold of one thing: ``{"true": (("program_id", 2),
+        ">=", 4)}``. Nothing of a way that depends on several things, or not plainly on one.
       slots: of a ring, the number of slots; else 0.
       used: of a ring, the largest number of uses of its slots together in one run of the kernel.
     """
@@ -61,6 +68,7 @@ class Reached:
     unreachable: Mapping[str, str] = field(default_factory=dict[str, str])
     condition: str = ""
     depends: tuple[tuple[str, int], ...] = ()
+    needs: Mapping[str, Need] = field(default_factory=dict[str, Need])
     slots: int = 0
     used: int = 0
 
@@ -96,6 +104,9 @@ def _both(one: Reached, other: Reached) -> Reached:
         unreachable=ruled_out,
         condition=one.condition or other.condition,
         depends=tuple(dict.fromkeys((*one.depends, *other.depends))),
+        needs={
+            way: need for way, need in {**one.needs, **other.needs}.items() if not counts.get(way)
+        },
         slots=max(one.slots, other.slots),
         used=max(one.used, other.used),
     )

@@ -85,7 +85,7 @@ def execute(kernel: PreparedKernel, thread: Thread, operands: Sequence[Any]) -> 
     divisions = list(divided(arguments.grid, kernel.parallel, machine.seed, machine.cores))
     several = len(divisions) > 1
     with (
-        thread.inside(kernel.name),
+        thread.inside(kernel.name, kernel.equation, body_sizes),
         launched(thread, kernel.equation, kernel.traffic, several=several),
     ):
         parallel = any(arguments.grid[axis] > 1 for axis in kernel.parallel)

@@ -102,7 +102,8 @@ def execute(kernel: PreparedKernel, thread: Thread, operands: Sequence[Any]) -> 
         waiting=WaitingPrograms(machine) if may_wait(kernel.equation) else None,
     )
     programs = _programs(this.grid, facts.vmapped, machine.seed)
-    with thread.inside(kernel.name):
+    sizes = [size for axis, size in enumerate(this.grid) if axis not in facts.vmapped]
+    with thread.inside(kernel.name, kernel.equation, sizes):
         if this.waiting is None:
             _one_by_one(this, thread, programs)
         else:

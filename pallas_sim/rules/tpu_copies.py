@@ -25,6 +25,7 @@ from pallas_sim.edges import contents_of, read_inside, region_inside, report_edg
 from pallas_sim.errors import SimulationError
 from pallas_sim.machine import Thread
 from pallas_sim.memory import Outside, Ref
+from pallas_sim.points import copy_slots
 from pallas_sim.recording import Copy, Semaphore
 from pallas_sim.registry import Equation, Evaluate, rule
 from pallas_sim.rules.references import adding
@@ -45,6 +46,7 @@ def _dma_start(eqn: Equation) -> Evaluate:
     line, adds = eqn.line, eqn.params["add"]
     bound = None if named.chooses else _bound(named, eqn.ins)
     move = move_of_block(eqn.origin)
+    slots = None if named.chooses else copy_slots(eqn, named.source, named.target, named.done)
 
     def evaluate(thread: Thread, *operands: Any) -> Any:
         parts, indexed, from_part, to_part, sent_part, done_part = bound or _bound(
@@ -112,6 +114,8 @@ def _dma_start(eqn: Equation) -> Evaluate:
         if peer is None:
             aim(to.data)
             copy.done = _semaphore(thread, parts.done, done_part, operands, line)
+            if slots is not None:
+                thread.machine.coverage.use(slots, thread.kernel, operands, copy.done)
             start(thread, copy)
             return ()
 
@@ -123,6 +127,9 @@ def _dma_start(eqn: Equation) -> Evaluate:
             if copy.begun and copy.done is not None:
                 promise(thread.machine, copy.done, copy)
 
+        if slots is not None:
+            done = copy.sent
+            thread.machine.coverage.use(slots, thread.kernel, operands, done, remote=True)
         reach(thread, peer, to, line, arrive, how="copies to")
         if parts.done is not None:
             reach(thread, peer, operands[parts.done.position], line, count)
@@ -185,6 +192,7 @@ def _dma_wait(eqn: Equation) -> Evaluate:
             size = size_in_bytes(ref, parts.target.transforms, operands)
         if semaphore is not None and size:
             wait(thread, semaphore, size, line)
+            thread.machine.coverage.close(semaphore)
         return ()
 
     return evaluate

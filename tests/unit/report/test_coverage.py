@@ -245,7 +245,8 @@ def test_the_page_shows_the_function_with_what_ran(file):
     assert list(lines) == list(map(str, range(1, 13))), "the function, and not the next one"
     states = {number: span.partition('"')[0] for number, span in lines.items()}
     assert {n: state.strip() for n, state in states.items() if state} == {
-        **{"2": "reached", "4": "partly"},
+        "2": "reached",
+        "4": "partly",
         **dict.fromkeys(("9", "10", "11", "12"), "never"),
     }
     assert "ring first 2, again 5" in lines["2"]
