@@ -93,7 +93,7 @@ def test_what_never_ran():
     ("point", "text"),
     [
         (reached("branch", "", {"0": 2}, "1", "2"), "the condition never took branch 1 or 2"),
-        (reached("loop", "", {"several": 2}, "none", "one"), "never had no round or one round"),
+        (reached("loop", "", {"several": 2}, "none", "one"), "never had 0 or 1 rounds"),
         (reached("loop", "", {}, "none", "one", "several"), "the loop never ran"),
         (reached("mask", "", {"full": 1}, "empty", "partial"), "was never partial or empty"),
         (reached("block", "", {"whole": 1}, "overhang", name="x"), "x never hung over its array"),
@@ -140,7 +140,7 @@ def test_no_note_where_every_check_failed():
 def test_what_need_not_run(key):
     kernels = coverage.covered([record(LATE, unreached={key: "one tile"})])
     assert coverage.notes(kernels) == []
-    assert coverage.notes(kernels, every=True) == ["unreached= of deep: true of k.py:46: one tile"]
+    assert coverage.notes(kernels, every=True) == ["unreached= of deep: true at k.py:46: one tile"]
     assert coverage.summary(kernels) == "coverage: 1 of 1 ways at 1 point of 1 kernel"
     assert "BRF:1\n" in "".join(coverage.lcov(kernels, "/b"))
 
@@ -160,7 +160,7 @@ def test_what_cannot_run():
     point = reached("branch", "/a/k.py:3", {"false": 1}, unreachable={"true": "step is at most 1"})
     assert notes(record(point)) == []
     [line] = notes(record(point), every=True)
-    assert line == "cannot run: deep: true of k.py:3: step is at most 1"
+    assert line == "cannot run: deep: true at k.py:3: step is at most 1"
 
 
 def test_the_summary():
