@@ -49,6 +49,15 @@ class KernelCoverage:
         return sum(bool(count) for reached in self.reached for count in reached.counts.values())
 
     @property
+    def unreachable(self) -> list[str]:
+        """The ways that the programs themselves rule out, with the reasons."""
+        return [
+            f"{way} at {place_of(one.point)}: {reason}"
+            for one in self.reached
+            for way, reason in one.unreachable.items()
+        ]
+
+    @property
     def missing(self) -> int:
         """The number of ways that were not gone, and should have been."""
         return sum(len(reached.missing) for reached in self.reached)
@@ -114,7 +123,7 @@ def _order(reached: Reached) -> tuple[str, int, Point]:
 
 # Notes in the terminal.
 
-_ROUNDS = {"none": "no round", "one": "one round", "several": "several rounds"}
+_ROUNDS = {"none": "0", "one": "1", "several": "several"}
 
 #: What a point is called, by its kind.
 _NOUNS = {
@@ -152,7 +161,8 @@ def _never(reached: Reached) -> str:
     if not any(reached.counts.values()):
         return "was never used" if kind == "ring" else "never ran"
     if kind == "loop":
-        return f"never had {' or '.join(_ROUNDS[way] for way in missing)}"
+        rounds = " or ".join(_ROUNDS[way] for way in missing)
+        return f"never had {rounds} round{'' if rounds == '1' else 's'}"
     if kind in ("ring", "revisit"):
         return f"was never {'used' if kind == 'ring' else 'visited'} again"
     if kind == "block":
@@ -184,8 +194,9 @@ def notes(kernels: Sequence[KernelCoverage], *, every: bool = False) -> list[str
             f"unreached= of {kernel.kernel}: {key!r} was reached: remove it" for key in kernel.stale
         ]
         if every:
-            excused = [f"{way} of {_place(point)}: {why}" for point, way, why in kernel.excused]
+            excused = [f"{way} at {place_of(point)}: {why}" for point, way, why in kernel.excused]
             lines += [f"unreached= of {kernel.kernel}: {text}" for text in excused]
+            lines += [f"cannot run: {kernel.kernel}: {text}" for text in kernel.unreachable]
             lines += [
                 f"unreached= of {kernel.kernel}: {key!r} is about nothing that ran here"
                 for key in kernel.idle
@@ -193,7 +204,8 @@ def notes(kernels: Sequence[KernelCoverage], *, every: bool = False) -> list[str
     return lines
 
 
-def _place(point: Point) -> str:
+def place_of(point: Point) -> str:
+    """Return the line of a point, or a name if it has none."""
     return short(point.line) or point.name or point.kernel
 
 

@@ -42,6 +42,7 @@ from pytest_pallas.report.coverage import (
     coverage_of,
     covered_sources,
     gap_of,
+    place_of,
 )
 from pytest_pallas.report.drawings import (
     MOST_WAITS,
@@ -85,6 +86,7 @@ def _environment() -> Any:
     environment.filters["times"] = times
     environment.filters["share"] = share
     environment.filters["gap"] = gap_of
+    environment.filters["place"] = place_of
     return environment
 
 
