@@ -126,7 +126,7 @@ class DimsPlan:
 
     @functools.cached_property
     def row(self) -> SearchStrategy[int]:
-        """A strategy for the number of a row, or another one that stands for it: see ``further``."""
+        """A strategy for the number of a row, or one that stands for it: see ``further``."""
         return st.sampled_from(range(self.further + 1 if self.grows else self.rows))
 
     @functools.cached_property

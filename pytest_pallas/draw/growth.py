@@ -88,12 +88,15 @@ class Growth:
             self.seen.append(replace(seen, sizes=self._drawn(seen.sizes)) if self.pools else seen)
 
     def missing(self) -> Sequence[Way]:
-        """Return the ways that no example went, and that should be gone."""
+        """Return the ways that no example went, and that should be gone.
+
+        Also those that the programs rule out because of their sizes.
+        """
         reached = merged(example.reached.values() for example in self.seen)
         return [
             (one.point, way)
             for one in reached
-            for way in one.missing
+            for way in (*one.missing, *(way for way in one.unreachable if way in one.needs))
             if one.point.kind not in _LEFT and not self.accepts(one.point, way)
         ]
 
@@ -180,15 +183,19 @@ def _goals(growth: Growth, way: Way, covering: Covering) -> Iterator[Goal]:
         and (ladder := _ladder(growth, host, point, name, pool))
     }
     ladders = dict(sorted(ladders.items(), key=lambda item: item[1][0] / host.sizes[item[0]]))
+    known = [name for name in ladders if _changes(seen, point, name)]
+    for name in known:
+        for size in ladders[name]:
+            yield Goal({**host.sizes, name: size}, host.choices)
+    # A dim that is not known to matter gets a little larger, and then much.
+    far = {
+        name: next((size for size in ladder if size >= _LEAP * host.sizes[name]), ladder[-1])
+        for name, ladder in ladders.items()
+    }
+    for sizes in ({name: ladder[0] for name, ladder in ladders.items()}, far):
+        for name, size in sizes.items():
+            yield Goal({**host.sizes, name: size}, host.choices)
     most = max(map(len, ladders.values()), default=0)
-    for level in range(most):
-        for name, ladder in ladders.items():
-            # A dim that is not known to matter gets a little larger, and then much.
-            if level >= len(ladder):
-                continue
-            leaps = not level or ladder[level - 1] < _LEAP * host.sizes[name] <= ladder[level]
-            if leaps or _changes(seen, point, name):
-                yield Goal({**host.sizes, name: ladder[level]}, host.choices)
     for level in range(most if len(ladders) > 1 else 0):
         larger = {name: ladder[min(level, len(ladder) - 1)] for name, ladder in ladders.items()}
         yield Goal({**host.sizes, **larger}, host.choices)
@@ -207,9 +214,7 @@ def _host(seen: Sequence[Seen], way: Way) -> Seen:
     return min(able or hosts, key=lambda example: example.steps)
 
 
-def _ladder(
-    growth: Growth, host: Seen, point: Point, name: str, pool: SizePool
-) -> Sequence[int]:
+def _ladder(growth: Growth, host: Seen, point: Point, name: str, pool: SizePool) -> Sequence[int]:
     """Return sizes of a dim to try: larger ones than were planned, and those that were not seen.
 
     Of a ring, the first one should use a slot again.
@@ -280,12 +285,8 @@ def _cost(seen: Sequence[Seen], goal: Goal) -> int:
 def _reason(growth: Growth, way: Way) -> str:
     """Return why no example went a way."""
     point, _ = way
-    reached = next(one.reached[point] for one in growth.seen if point in one.reached)
-    needs = "".join(
-        f"needs other programs along axis {axis} of the grid: "
-        for kind, axis in reached.depends[:1]
-        if kind == "program_id"
-    )
+    [reached] = merged([one.reached[point]] for one in growth.seen if point in one.reached)
+    needs = _need(reached, way[1])
     if way in growth.cut:
         return f"{needs}not reached within {growth.budget:,} steps (--pallas-growth)"
     names = [name for name in growth.pools if any(name in one.sizes for one in growth.seen)]
@@ -295,6 +296,18 @@ def _reason(growth: Growth, way: Way) -> str:
     if not matter and any(_grew(growth, name) for name in names):
         return f"{needs}no size of {' or '.join(names)} changes it"
     return needs + ", ".join(_limit(growth, name) for name in matter or names)
+
+
+def _need(reached: Reached, way: str) -> str:
+    """Say what a way needs, with a colon, as far as the trace says it; else ""."""
+    (thing, number), comparison, value = reached.needs.get(way, (("", 0), "", 0))
+    least = {">=": value + 1, ">": value + 2, "==": value + 1}.get(comparison, 0)
+    if thing == "program_id":
+        steps = f"{least} or more steps" if least else "other steps"
+        return f"needs {steps} along axis {number} of the grid: "
+    if thing == "loop" and least:
+        return f"needs {least} or more rounds of its loop: "
+    return ""
 
 
 def _grew(growth: Growth, name: str) -> bool:

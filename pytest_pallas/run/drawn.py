@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import jax
 
+from pallas_sim.coverage import Point
 from pallas_sim.errors import PallasError
 from pytest_pallas.backends.processes import gang
 from pytest_pallas.backends.tracing import shape_of
@@ -26,6 +27,7 @@ from pytest_pallas.checks.context import CheckContext
 from pytest_pallas.checks.golden import Goldens, written_call
 from pytest_pallas.checks.schedule import Runs
 from pytest_pallas.checks.verdict import conclude, run_check
+from pytest_pallas.coverage import reason_of
 from pytest_pallas.draw.arguments import Arguments, as_arguments
 from pytest_pallas.draw.arrays import draw_once
 from pytest_pallas.draw.database import Recorded
@@ -252,7 +254,12 @@ def _growth_of(run: CheckRun) -> Growth | None:
         return None
     if run.session.mutant is not None:
         return None
-    return Growth(budget=steps)
+    spec, result = run.spec, run.result
+
+    def accepts(point: Point, way: str) -> bool:
+        return spec is not None and bool(reason_of(spec.unreached, point, way))
+
+    return Growth(budget=steps, accepts=accepts, explain=result.explain)
 
 
 def _fuzz(

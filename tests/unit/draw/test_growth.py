@@ -1,5 +1,6 @@
 """Examples grow until every way of a kernel has run: ``draw.growth``."""
 
+import dataclasses
 import math
 
 import pytest
@@ -51,16 +52,15 @@ def ring(slots, uses):
     return Reached(point=RING, counts=counts, missing=missing, slots=slots, used=uses)
 
 
-def branch(taken, others, depends=()):
+def branch(taken, others, **fields):
     missing = ((), ("true",))[not taken] + ((), ("false",))[not others]
-    counts = {"true": taken, "false": others}
-    return Reached(point=BRANCH, counts=counts, missing=missing, depends=depends)
+    return Reached(point=BRANCH, counts={"true": taken, "false": others}, missing=missing, **fields)
 
 
 def late(sizes, options):
     """``pl.when(step >= 6)`` along m, in tiles of 8."""
     steps = sizes["m"] // 8
-    return [branch(max(0, steps - 6), min(steps, 6), (("program_id", 2),))]
+    return [branch(max(0, steps - 6), min(steps, 6), needs={"true": (("program_id", 2), ">=", 6)})]
 
 
 TILES = {"m": 8, "n": 128}
@@ -135,14 +135,14 @@ def test_the_domain_bounds_what_grows(strategy, reason):
         assert not reasons
     else:
         [text] = reasons.values()
-        assert text.startswith("needs other programs along axis 2 of the grid: ")
+        assert text.startswith("needs 7 or more steps along axis 2 of the grid: ")
         assert reason in text
 
 
 def test_more_steps_than_the_budget():
     _, reasons = grown(pst.arrays("m n", multiple_of=TILES), late, budget=2_000)
     assert list(reasons.values()) == [
-        "needs other programs along axis 2 of the grid: not reached within 2,000 steps "
+        "needs 7 or more steps along axis 2 of the grid: not reached within 2,000 steps "
         "(--pallas-growth)"
     ]
 
@@ -151,6 +151,18 @@ def test_a_condition_that_no_size_changes():
     sizes, reasons = grown(pst.arrays("m n", multiple_of=TILES), lambda *_: [branch(1, 0)])
     assert reasons == {(BRANCH, "false"): "no size of m or n changes it"}
     assert len(sizes) <= 4
+
+
+def test_a_way_that_a_program_rules_out_by_its_size():
+    def ruled_out(sizes, _):
+        [reached] = late(sizes, _)
+        if not reached.missing:
+            return [reached]
+        return [dataclasses.replace(reached, missing=(), unreachable={"true": "the grid has .."})]
+
+    sizes, reasons = grown(pst.arrays("m n", multiple_of=TILES), ruled_out)
+    assert sizes
+    assert not reasons
 
 
 def test_an_option_that_decides():
