@@ -275,11 +275,12 @@ class CoveredLine:
 
 
 def _counts_of(reached: Reached) -> str:
-    """Write the ways of a point with how often they were gone: ``true 12×, false never``."""
+    """Write the ways of a point with how often they were gone: ``true 12 times, false never``."""
     point, titles = reached.point, {} if reached.point.kind != "loop" else _TITLES
+    numbers = {way: reached.counts.get(way) for way in ways_of(reached)}
     counts = [
-        f"{titles.get(way, way)} {f'{count:,}×' if (count := reached.counts.get(way)) else 'never'}"
-        for way in ways_of(reached)
+        f"{titles.get(way, way)} {f'{count:,} times' if count else 'never'}"
+        for way, count in numbers.items()
     ]
     named = point.name or ("" if point.kind in ("branch", "loop") else point.kind)
     return f"{named} {', '.join(counts)}".strip()

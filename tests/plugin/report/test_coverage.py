@@ -50,9 +50,8 @@ BRDA:9,0,1,{count}
 BRF:2
 BRH:1
 DA:9,{count}
-DA:10,0
 DA:11,0
-LF:3
+LF:2
 LH:1
 end_of_record
 """
@@ -164,7 +163,7 @@ def test_tests_of_ones_own(project):
         """
     )
     one = project.run("--pallas-backend=tpu-sim", "-k", "plus")
-    note = "`x[0, 0] > 0` was never false (test_own.py:6)"
+    note = "`x[0, 0] > 0` was never false (test_own.py:7)"
     assert lines(one.stdout.str())[1].startswith(f"never ran: same: {note}; ")
     both = project.run("--pallas-backend=tpu-sim")
     assert lines(both.stdout.str()) == ["coverage: 4 of 4 ways at 2 points of 1 kernel"]
@@ -198,7 +197,7 @@ def test_code_without_a_file(project):
     result.assert_outcomes(passed=1)
     _, note, written = lines(result.stdout.str())
     assert note.startswith(
-        "never ran: same: the condition was never true (test_own.py:17, in body, line 3) "
+        "never ran: same: the condition was never true (test_own.py:16, in body, line 3) "
     )
     assert written == (
         "coverage of 1 kernel (1 of 2 ways; 1 point left out, in code without a file) "
