@@ -26,6 +26,7 @@ class PlainReached(TypedDict):
     condition: NotRequired[str]
     depends: NotRequired[tuple[tuple[str, int], ...]]
     needs: NotRequired[dict[str, tuple[tuple[str, int], str, int]]]
+    why: NotRequired[dict[str, str]]
     slots: NotRequired[Count]
     used: NotRequired[Count]
 

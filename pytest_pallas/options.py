@@ -313,9 +313,9 @@ def _option(default: Any, parse: Callable[[str], Any], metavar: str, text: str, 
 
 #: Defaults of each profile. On simulators a new shape costs milliseconds.
 PROFILES: Mapping[str, Mapping[str, Any]] = {
-    "quick": {"max_examples": 2, "simulated_examples": 10},
+    "quick": {"max_examples": 2, "simulated_examples": 10, "growth": 20_000},
     "ci": {"simulated_examples": 16},
-    "thorough": {"max_examples": 128, "backend": ("auto", "interpreters")},
+    "thorough": {"max_examples": 128, "backend": ("auto", "interpreters"), "growth": 2_000_000},
 }
 
 
@@ -347,6 +347,11 @@ class Options:
     max_examples: int = _option(8, whole(1), "N",
         "number of examples for each check of a spec (default: 8, on simulators 16, on meshes 8; "
         "expensive checks draw fewer)", marked=True)
+    growth: int = _option(200_000, whole(0), "STEPS",
+        "steps of a simulator for further examples of a spec, larger and smaller ones, while a "
+        "branch, a loop or a ring of buffers of its kernel has not run (default: 200000, with "
+        "--pallas-profile=quick 20000, thorough 2000000; 0: none. None either where the number of "
+        "examples is given)", marked=True)
     # The default is ``budget.DEFAULT_MAX_BYTES``.
     max_bytes: int = _option(64 * 2**20, size, "BYTES",
         "limit on the total size of the arrays of one example, such as 1GiB (default: 64MiB); a "
@@ -481,6 +486,12 @@ class Options:
         if kind != "simulating" or "max_examples" in self.explicit:
             return self.max_examples
         return max(self.max_examples, self.simulated_examples // (1 if devices == 1 else 2))
+
+    @property
+    def growth_steps(self) -> int:
+        """Steps of a simulator for further examples: none where the number of examples is given."""
+        exactly = "max_examples" in self.explicit and "growth" not in self.explicit
+        return 0 if exactly else self.growth
 
     def replaced(self, *, where: str = "mark pallas", **values: Any) -> Options:
         """Return these options with the values of a mark.

@@ -256,6 +256,7 @@ class Outcome:
       idle: what the simulator knows of kernels that had no programs: name, line and grid.
       coverage: which ways the kernels went on the simulator, and did not go
         (``pallas_sim.coverage.Reached``).
+      steps: how many equations a simulator evaluated.
     """
 
     values: Any = None
@@ -270,6 +271,7 @@ class Outcome:
     unverified: tuple[str, ...] = ()
     idle: tuple[tuple[str, str, tuple[int, ...]], ...] = ()
     coverage: tuple[Reached, ...] = ()
+    steps: int = 0
 
     @property
     def nbytes(self) -> int:

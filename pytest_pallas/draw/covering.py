@@ -50,6 +50,19 @@ type Choice = tuple[Aspect, str]
 type Pair = tuple[int, int]
 
 
+@dataclass(frozen=True)
+class Goal:
+    """What an example is to be, as far as its strategy can draw it.
+
+    Attributes:
+      sizes: of dims, by name.
+      choices: words, by aspect.
+    """
+
+    sizes: Mapping[str, int]
+    choices: Mapping[Aspect, str]
+
+
 @dataclass(repr=False)
 class Covering:
     """The choices of all examples so far, and of the one that is being drawn.
@@ -67,9 +80,13 @@ class Covering:
       followed: whether hypothesis has drawn what the plan chose, so far in the current example.
       tiled: whether a dim has tiles; then the simplest example is none of the pool, and counts not.
       shares: the shares of pairs with an aspect that are open, as far as they were computed.
+      goal: what the example is to be, before all pairs; None for every pair.
+      pools: the sizes of dims, as far as they are known.
+      too_large: whether the last sizes were too large for the arrays.
     """
 
     random: random.Random
+    goal: Goal | None = None
     domain: dict[Aspect, dict[str, None]] = field(default_factory=dict[Aspect, dict[str, None]])
     numbers: dict[Choice, int] = field(default_factory=dict[Choice, int])
     pairs: Counter[Pair] = field(default_factory=Counter[Pair])
@@ -83,6 +100,8 @@ class Covering:
     followed: bool = True
     tiled: bool = False
     shares: dict[tuple[int, Aspect], float] = field(default_factory=dict[tuple[int, Aspect], float])
+    pools: dict[str, SizePool] = field(default_factory=dict[str, SizePool])
+    too_large: bool = False
 
     def end(self, *, accepted: bool) -> None:
         """End the current example, and begin the next one."""
@@ -96,7 +115,8 @@ class Covering:
     def position(self, aspect: Aspect, labels: Sequence[str]) -> int:
         """Choose one of the labels for an aspect of the current example; returns its position."""
         self.domain.setdefault(aspect, {}).update(dict.fromkeys(labels))
-        return self._best(aspect, labels, self.fixed)
+        chosen = None if self.goal is None else self.goal.choices.get(aspect)
+        return labels.index(chosen) if chosen in labels else self._best(aspect, labels, self.fixed)
 
     def together(self, choices: Sequence[Mapping[Aspect, str]]) -> int:
         """Choose some words together: those that no example had first; returns their position."""
@@ -104,10 +124,14 @@ class Covering:
             for aspect, word in labels.items():
                 self.domain.setdefault(aspect, {})[word] = None
 
-        def worth(position: int) -> tuple[int, float, float]:
+        aims = {} if self.goal is None else self.goal.choices
+
+        def worth(position: int) -> tuple[int, int, float, float]:
             several = choices[position].items()
+            aimed = sum(aims.get(aspect) == word for aspect, word in several)
             new = sum(choice not in self.met for choice in several)
-            return new, sum(self._worth(choice, {}) for choice in several), self.random.random()
+            pairs = sum(self._worth(choice, {}) for choice in several)
+            return aimed, new, pairs, self.random.random()
 
         return max(range(len(choices)), key=worth)
 

@@ -18,8 +18,8 @@ from hypothesis.strategies import SearchStrategy
 
 from pytest_pallas.budget import LastUsed
 from pytest_pallas.compat.fuzzing import PLANNED, planning, without_module_constants
-from pytest_pallas.draw.arguments import Drawn, mark_drawn, mesh_aspects
-from pytest_pallas.draw.covering import Covering, planned
+from pytest_pallas.draw.arguments import Drawn, as_arguments, mark_drawn, mesh_aspects
+from pytest_pallas.draw.covering import Covering, Goal, planned
 from pytest_pallas.errors import SpecError
 
 #: Draws for each example of a check that has parts; those with new parts are run.
@@ -28,6 +28,9 @@ _FOR_PARTS = 2
 #: Draws of the smallest pool. Smaller pools are the first draws of larger ones, so that checks with
 #: fewer examples share the compiled kernels of the others.
 LEAST = 16
+
+#: Limit on the draws with a goal, of which the second is made by it.
+AIMS = 4
 
 #: Stop drawing after so many draws in a row that are no new example.
 _IDLE = 24
@@ -75,9 +78,28 @@ class ExampleSource:
             self.pools.add((seed, size), pool)
         return pool
 
-    def planned(self, seed: int) -> SearchStrategy[Any]:
-        """Return the strategy with the plan by which the pools of a seed are drawn."""
-        return planned(self.strategy, Covering(random.Random(seed)))
+    def planned(self, seed: int, goal: Goal | None = None) -> SearchStrategy[Any]:
+        """Return the strategy with the plan by which the pools of a seed are drawn, or a goal."""
+        return planned(self.strategy, Covering(random.Random(seed), goal))
+
+    def aimed(self, seed: int, goal: Goal) -> tuple[Any, Covering]:
+        """Draw an example that is what a goal says; None if the strategy draws no such.
+
+        The plan by which it was drawn has what is known of the strategy.
+        """
+        covering = Covering(random.Random(seed), goal)
+        drawn: list[Any] = []
+
+        def collect(**example: Any) -> None:
+            mark_drawn(example["drawn"])
+            recipe = as_arguments(example["drawn"]).recipe
+            if all(recipe.get(name) == size for name, size in goal.sizes.items()):
+                drawn.append(example["drawn"])
+                raise _StopDrawing
+
+        with suppress(FailedHealthCheck, Unsatisfiable):
+            _generate(planned(self.strategy, covering), seed, AIMS, collect)
+        return next(iter(drawn), None), covering
 
     def choose(
         self, seed: int, examples: int, subjects: Subjects | None = None
@@ -182,17 +204,8 @@ def _draw(source: ExampleSource, seed: int, size: int, add: Callable[[str, Any],
         if len(names) >= size or idle >= _IDLE:
             raise _StopDrawing
 
-    given = hypothesis.seed(seed)(hypothesis.given(drawn=source.planned(seed))(collect))
     try:
-        with planning(), without_module_constants(), suppress(_StopDrawing):
-            hypothesis.settings(
-                max_examples=most_draws(size),
-                database=None,
-                deadline=None,
-                phases=[Phase.generate],
-                suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
-                backend=PLANNED,
-            )(given)()
+        _generate(source.planned(seed), seed, most_draws(size), collect)
     except (FailedHealthCheck, Unsatisfiable) as error:
         raise SpecError(
             "the inputs strategy gives too few examples: it filters out almost all draws. Draw "
@@ -202,6 +215,22 @@ def _draw(source: ExampleSource, seed: int, size: int, add: Callable[[str, Any],
     for name, drawn in small:
         if name not in names and len(names) < size:
             add(name, drawn)
+
+
+def _generate(
+    strategy: SearchStrategy[Any], seed: int, most: int, collect: Callable[..., None]
+) -> None:
+    """Let hypothesis draw up to ``most`` examples of a planned strategy."""
+    given = hypothesis.seed(seed)(hypothesis.given(drawn=strategy)(collect))
+    with planning(), without_module_constants(), suppress(_StopDrawing):
+        hypothesis.settings(
+            max_examples=most,
+            database=None,
+            deadline=None,
+            phases=[Phase.generate],
+            suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+            backend=PLANNED,
+        )(given)()
 
 
 def most_draws(size: int) -> int:

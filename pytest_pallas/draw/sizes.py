@@ -328,10 +328,12 @@ class Learned:
     Attributes:
       tiles: the sizes of its blocks along dims that the strategy does not specify, by dim.
       depth: how many buffers it uses in turns.
+      grows: whether examples may grow, for what of the kernel has not run.
     """
 
     tiles: tuple[tuple[str, tuple[int, ...]], ...] = ()
     depth: int = 0
+    grows: bool = False
 
 
 @dataclass(frozen=True)
@@ -345,6 +347,8 @@ class SizePool:
       listed: whether the user listed the sizes.
       unsaid: whether the user did not specify them.
       deep: how many tiles the largest size has, where it is for the buffers of a kernel; else 0.
+      further: sizes that only examples have which grow.
+      high: the largest size that the user allows; None without a limit.
     """
 
     sizes: tuple[int, ...]
@@ -353,6 +357,13 @@ class SizePool:
     listed: bool = False
     unsaid: bool = False
     deep: int = 0
+    further: tuple[int, ...] = ()
+    high: int | None = None
+
+    @functools.cached_property
+    def every(self) -> tuple[int, ...]:
+        """All sizes, also the further ones, from the simplest on."""
+        return tuple(sorted({*self.sizes, *self.further}, key=simplicity))
 
 
 def make_pools(
@@ -399,7 +410,7 @@ def make_pools(
         argument = specified.get(name) or next(iter(for_all), None)
         if argument is None:
             unsaid = _deepened(_unsaid(tiles_of.get(name, ()), low, high), learned.depth, high)
-            pools[name] = replace(unsaid, unsaid=True)
+            pools[name] = _growing(replace(unsaid, unsaid=True), low, high, learned)
             continue
         value: Any = by_argument[argument]
         label = f"{argument}[{name!r}]" if isinstance(value, Mapping) else argument
@@ -409,7 +420,8 @@ def make_pools(
         else:
             make = _around if argument == "around" else _multiples
             pool = make(label, check_tiles(label, value), low, high)
-            pools[name] = _deepened(pool, learned.depth, high)
+            pool = _deepened(pool, learned.depth, high)
+            pools[name] = _growing(pool, low, high, learned, whole=argument == "multiple_of")
     return pools
 
 
@@ -544,6 +556,25 @@ def _deepened(pool: SizePool, depth: int, high: int | None) -> SizePool:
     if count <= depth or count * tile <= max(pool.sizes):
         return pool
     return replace(pool, sizes=(*pool.sizes, count * tile), deep=count)
+
+
+#: The numbers of tiles of further sizes, and the largest of those without ``max_dim``.
+COUNTS = (*range(1, 18), 24, 25, *(n + more for n in (32, 64, 128, 256, 512) for more in (0, 1)))
+_LARGEST = 1 << 14
+
+
+def _growing(
+    pool: SizePool, low: int, high: int | None, learned: Learned, *, whole: bool = False
+) -> SizePool:
+    """Add further sizes, if examples may grow; only of ``whole`` tiles, or partial ones, too."""
+    if not learned.grows:
+        return pool
+    tile = max(pool.tiles, default=1)
+    counts = [tile * count for count in COUNTS]
+    sizes = {*counts, *(size + 1 for size in counts if not whole)}
+    most = _LARGEST if high is None else high
+    further = {size for size in sizes - {*pool.sizes} if low <= size <= most}
+    return replace(pool, further=tuple(sorted(further)), high=high)
 
 
 def _explicit(label: str, value: Any) -> SizePool | SearchStrategy[int]:

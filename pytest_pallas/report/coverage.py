@@ -155,7 +155,8 @@ _NOUNS = {
 
 def gap_of(reached: Reached) -> str:
     """Say what no run did at a point, such as ``buf of 4 slots was never used again (k.py:9)``."""
-    return f"{_subject(reached)} {_never(reached)} ({place_of(reached.point)})"
+    why = "".join(f": {text}" for text in dict.fromkeys(reached.why.values()))
+    return f"{_subject(reached)} {_never(reached)} ({place_of(reached.point)}){why}"
 
 
 def _subject(reached: Reached) -> str:

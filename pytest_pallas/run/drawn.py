@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import jax
 
+from pallas_sim.coverage import Point
 from pallas_sim.errors import PallasError
 from pytest_pallas.backends.processes import gang
 from pytest_pallas.backends.tracing import shape_of
@@ -26,10 +27,12 @@ from pytest_pallas.checks.context import CheckContext
 from pytest_pallas.checks.golden import Goldens, written_call
 from pytest_pallas.checks.schedule import Runs
 from pytest_pallas.checks.verdict import conclude, run_check
+from pytest_pallas.coverage import reason_of
 from pytest_pallas.draw.arguments import Arguments, as_arguments
 from pytest_pallas.draw.arrays import draw_once
 from pytest_pallas.draw.database import Recorded
 from pytest_pallas.draw.examples import choose
+from pytest_pallas.draw.growth import Growth
 from pytest_pallas.draw.meshes import fixed_sizes, is_drawn
 from pytest_pallas.errors import CompilerFailedError, GoldenError, facts_of
 from pytest_pallas.pytest_session import Part
@@ -237,7 +240,26 @@ def fuzz_of(run: CheckRun, through: Any = None) -> Fuzz:
         shrink=not run.expected and not mutated,
         database=database,
         elsewhere=elsewhere,
+        growth=_growth_of(run),
     )
+
+
+def _growth_of(run: CheckRun) -> Growth | None:
+    """Return the growth of a check's examples; None where nothing tells what of a kernel has run.
+
+    The base check's examples grow for all checks: each run watches for races, too.
+    """
+    steps = run.options.growth_steps
+    if not steps or not run.check.base or run.backend.kind != "simulating":
+        return None
+    if run.session.mutant is not None:
+        return None
+    spec, result = run.spec, run.result
+
+    def accepts(point: Point, way: str) -> bool:
+        return spec is not None and bool(reason_of(spec.unreached, point, way))
+
+    return Growth(budget=steps, accepts=accepts, explain=result.explain)
 
 
 def _fuzz(

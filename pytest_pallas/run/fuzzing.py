@@ -42,7 +42,16 @@ from pytest_pallas.compat.fuzzing import (
 )
 from pytest_pallas.decoding import DataError, decode
 from pytest_pallas.draw.arguments import MOST_VARIANTS, as_arguments, mark_drawn, variants
-from pytest_pallas.draw.examples import ExampleSource, Subjects, draw_name, draws_for, most_draws
+from pytest_pallas.draw.covering import Goal
+from pytest_pallas.draw.examples import (
+    AIMS,
+    ExampleSource,
+    Subjects,
+    draw_name,
+    draws_for,
+    most_draws,
+)
+from pytest_pallas.draw.growth import Growth
 from pytest_pallas.errors import GangError, facts_of
 from pytest_pallas.judge.references import flatten
 from pytest_pallas.judge.tolerance import Comparison
@@ -81,6 +90,7 @@ class Fuzz:
       passed: calls that passed, by their words; they do not run again.
       shapes: signatures of the draws of all earlier rounds; draws of new shapes come first.
       subjects: see ``ExampleSource.choose``.
+      growth: examples for what of the kernel has not run; None for none.
     """
 
     run: Callable[[Any], object]
@@ -92,12 +102,14 @@ class Fuzz:
     passed: set[str] = field(default_factory=set[str])
     shapes: set[str] = field(default_factory=set[str])
     subjects: Subjects | None = None
+    growth: Growth | None = None
 
 
 def fuzz(what: Fuzz, *, seed: int, max_examples: int, until: float | None = None) -> None:
     """Run ``max_examples`` different examples, and shrink the first failure.
 
     Examples that failed here in earlier runs come first, those that failed elsewhere come last.
+    Before these, examples grow for what of the kernel has not run.
 
     Args:
       what: the check to fuzz.
@@ -109,11 +121,17 @@ def fuzz(what: Fuzz, *, seed: int, max_examples: int, until: float | None = None
       Exception: the error of the simplest failing example; its ``others`` have other causes.
     """
     __tracebackhide__ = True
-    runner = ExampleRunner(what.run, what.passed, until=until)
+    runner = ExampleRunner(what.run, what.passed, until=until, growth=what.growth)
     draws, calls = _planned(what.source, seed, max_examples, what.subjects)
+
+    def attempt(drawn: Any, goal: Goal) -> None:
+        _explore(what, runner, [_PlannedCall(drawn, draw_name(drawn), 0)], seed=seed, goal=goal)
+
     try:
         _remembered(what, runner, what.database)
         _explore(what, runner, calls, seed=seed, draws=draws)
+        if what.growth is not None and not runner.over:
+            what.growth.grow(what.source, seed, attempt)
     except PallasError as error:
         if what.shrink and not error.timed_out:
             facts_of(error).others = tuple(_others(what, runner, error, calls))
@@ -258,10 +276,14 @@ def _explore(
     calls: Iterable[_PlannedCall],
     *,
     seed: int,
-    draws: int,
+    draws: int = 0,
+    goal: Goal | None = None,
     spent: _DrawTimes | None = None,
 ) -> None:
-    """Run calls, and shrink the first failure; ``spent`` records their times."""
+    """Run calls, of so many draws or of a goal, and shrink the first failure.
+
+    ``spent`` records their times.
+    """
     __tracebackhide__ = True
     spent = _DrawTimes() if spent is None else spent
     for planned in calls:
@@ -274,7 +296,9 @@ def _explore(
             runner.one(planned.call)
         except Exception as error:
             most = max(EACH, planned.number + 1)
-            _shrunk(what, runner, planned.text, seed=seed, draws=draws, most=most)
+            examples = AIMS if goal else most_draws(_pool_size(what, seed, draws))
+            strategy = what.source.planned(seed, goal)
+            _shrunk(what, runner, planned.text, strategy, seed=seed, examples=examples, most=most)
             raise error from error.__cause__
         if runner.over:
             return
@@ -300,7 +324,9 @@ def shrink_with(
     for planned in calls:
         if fails(planned.call):
             runner = ExampleRunner(what.run, what.passed, shrink_seconds=seconds)
-            _shrunk(what, runner, planned.text, seed=seed, draws=draws, most=1)
+            strategy = what.source.planned(seed)
+            examples = most_draws(_pool_size(what, seed, draws))
+            _shrunk(what, runner, planned.text, strategy, seed=seed, examples=examples, most=1)
             return
 
 
@@ -389,8 +415,20 @@ def _remembered(what: Fuzz, runner: ExampleRunner, database: Any) -> None:
         )
 
 
+def _pool_size(what: Fuzz, seed: int, draws: int) -> int:
+    """Return the number of draws among which ``draws`` of a seed were chosen."""
+    return what.source.pool(seed, draws_for(draws, what.subjects)).size
+
+
 def _shrunk(
-    what: Fuzz, runner: ExampleRunner, text: str, *, seed: int, draws: int, most: int
+    what: Fuzz,
+    runner: ExampleRunner,
+    text: str,
+    strategy: Any,
+    *,
+    seed: int,
+    examples: int,
+    most: int,
 ) -> None:
     """Shrink the failure, save the simplest example, and raise its error.
 
@@ -404,15 +442,14 @@ def _shrunk(
             runner.group(drawn, most)
 
     seen: list[bool] = []
-    size = what.source.pool(seed, draws_for(draws, what.subjects)).size
     phases = [Phase.generate, Phase.shrink] if what.shrink else [Phase.generate]
     with planning(), without_module_constants():  # as in choose
         test = _test(
             what,
             example,
-            strategy=what.source.planned(seed),
+            strategy=strategy,
             phases=phases,
-            max_examples=most_draws(size),
+            max_examples=examples,
             seed=seed,
             database=what.database,
             backend=PLANNED,
@@ -474,6 +511,7 @@ class ExampleRunner:
       shrink_seconds: how long after the first failure new calls may still run.
       until: when to stop, by ``time.monotonic``; None for never.
       failed: the calls that failed, with their errors.
+      growth: gets what the calls reached.
     """
 
     run: Callable[[Any], object]
@@ -482,6 +520,7 @@ class ExampleRunner:
     until: float | None = None
     failed: dict[str, Exception] = field(default_factory=dict[str, Exception])
     first_failure: float | None = None
+    growth: Growth | None = None
 
     @property
     def over(self) -> bool:
@@ -510,7 +549,7 @@ class ExampleRunner:
         if text in self.passed or self.over:
             return
         try:
-            self.run(call)
+            result = self.run(call)
         except Exception as error:
             self.first_failure = self.first_failure or time.monotonic()
             self.failed[text] = error
@@ -518,6 +557,8 @@ class ExampleRunner:
                 self.shrink_seconds = 0.0  # each further call could take as long
             raise
         self.passed.add(text)
+        if self.growth is not None:
+            self.growth.note(call, result)
 
 
 # Failures of one check with different causes: which of them are worth a report of their own.

@@ -6,11 +6,11 @@ import functools
 import inspect
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import CodeType
 from typing import TYPE_CHECKING, Any
 
-from pallas_sim.coverage import Reached, merged
+from pallas_sim.coverage import Point, Reached, merged
 from pallas_sim.findings import Text
 from pytest_pallas.backends.protocol import Backend, label
 from pytest_pallas.coverage import reached_to_json
@@ -124,7 +124,7 @@ class Result(ExampleResults):
             check=check,
             backend=label(backend),
             mesh=sizes or {},
-            unreached={} if isinstance(kernel, str) else dict(getattr(kernel, "unreached", {})),
+            unreached={} if isinstance(kernel, str) else dict(kernel.unreached),
         )
 
     def begin(self, arguments: Arguments) -> None:
@@ -182,6 +182,16 @@ class Result(ExampleResults):
     def cover(self, runs: Iterable[tuple[Reached, ...]]) -> None:
         """Add what of the kernel ran in some runs."""
         self.coverage = merged((self.coverage, *runs))
+
+    def explain(self, reasons: Mapping[tuple[Point, str], str]) -> None:
+        """Say why no example went some ways; they are missing, also if programs rule them out."""
+        explained: list[Reached] = []
+        for one in self.coverage:
+            why = {way: text for (point, way), text in reasons.items() if point == one.point}
+            missing = tuple(dict.fromkeys((*one.missing, *why)))
+            kept = {way: text for way, text in one.unreachable.items() if way not in why}
+            explained.append(replace(one, missing=missing, unreachable=kept, why=why))
+        self.coverage = tuple(explained)
 
     def fail(self, failed: Comparison) -> None:
         """Take the errors of the failure that is reported."""
