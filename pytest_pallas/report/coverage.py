@@ -116,8 +116,24 @@ def covered(records: Iterable[Record]) -> list[KernelCoverage]:
     return [coverage_of(rows) for rows in groups.values()]
 
 
+def line_of(point: Point) -> SourceLine | None:
+    """Return the line of a point; None in code that ``exec`` made, of which a file has no line."""
+    at = read(point.line)
+    return None if at is not None and point.line.startswith(f"{at} ") else at
+
+
+def place_of(point: Point) -> str:
+    """Return the line of a point for a reader, or a name if it has none."""
+    if not point.line:
+        return f"in {point.kernel}"
+    at = read(point.line)
+    if at is None or line_of(point) is not None:
+        return short(point.line)
+    return f"{at.short}, {point.line.removeprefix(f'{at} (').removesuffix(')')}"
+
+
 def _order(reached: Reached) -> tuple[str, int, Point]:
-    line = read(reached.point.line) or SourceLine("", 0)
+    line = line_of(reached.point) or SourceLine("", 0)
     return (line.file, line.line, reached.point)
 
 
@@ -139,9 +155,8 @@ _NOUNS = {
 
 def gap_of(reached: Reached) -> str:
     """Say what no run did at a point, such as ``buf of 4 slots was never used again (k.py:9)``."""
-    where = short(reached.point.line) or f"in {reached.point.kernel}"
     why = "".join(f": {text}" for text in dict.fromkeys(reached.why.values()))
-    return f"{_subject(reached)} {_never(reached)} ({where}){why}"
+    return f"{_subject(reached)} {_never(reached)} ({place_of(reached.point)}){why}"
 
 
 def _subject(reached: Reached) -> str:
@@ -205,11 +220,6 @@ def notes(kernels: Sequence[KernelCoverage], *, every: bool = False) -> list[str
     return lines
 
 
-def place_of(point: Point) -> str:
-    """Return the line of a point, or a name if it has none."""
-    return short(point.line) or point.name or point.kernel
-
-
 def summary(kernels: Sequence[KernelCoverage]) -> str:
     """Count the ways that were gone, in one line."""
     gone = sum(kernel.gone for kernel in kernels)
@@ -230,8 +240,9 @@ def section_of_coverage(results: Results) -> Iterator[str]:
 
 @section("unreached", quiet=False)
 def section_of_unreached(results: Results) -> Iterator[Line]:
-    """What never ran, unless one example was run alone."""
-    if not results.session.options.replay:
+    """What never ran, unless other checks are elsewhere: in other shards, or not in a replay."""
+    options = results.session.options
+    if not (options.replay or options.shard):
         for line in notes(covered(results.executed), every=results.every):
             yield Line(line, "yellow")
 
@@ -265,13 +276,18 @@ class CoveredLine:
 
 
 def _counts_of(reached: Reached) -> str:
-    """Write the ways of a point with how often they were gone: ``true 12, false never``."""
-    named = reached.point.name or ("" if reached.point.kind == "branch" else reached.point.kind)
+    """Write the ways of a point with how often they were gone: ``true 12 times, false never``."""
+    point, titles = reached.point, {} if reached.point.kind != "loop" else _TITLES
+    numbers = {way: reached.counts.get(way) for way in ways_of(reached)}
     counts = [
-        f"{way} {reached.counts[way]:,}" if reached.counts.get(way) else f"{way} never"
-        for way in ways_of(reached)
+        f"{titles.get(way, way)} {f'{count:,} times' if count else 'never'}"
+        for way, count in numbers.items()
     ]
+    named = point.name or ("" if point.kind in ("branch", "loop") else point.kind)
     return f"{named} {', '.join(counts)}".strip()
+
+
+_TITLES = {"none": "0 rounds", "one": "1 round"}
 
 
 def covered_lines(reached: Iterable[Reached]) -> dict[str, dict[int, CoveredLine]]:
@@ -281,7 +297,7 @@ def covered_lines(reached: Iterable[Reached]) -> dict[str, dict[int, CoveredLine
     """
     files: dict[str, dict[int, CoveredLine]] = {}
     for one in sorted(reached, key=_order):
-        at = read(one.point.line)
+        at = line_of(one.point)
         if at is not None:
             line = files.setdefault(at.file, {}).setdefault(at.line, CoveredLine())
             line.count = max(line.count, sum(one.counts.values()))
@@ -394,8 +410,7 @@ def described(kernels: Sequence[KernelCoverage]) -> str:
     """Say how much a tracefile has."""
     gone, missing = (sum(getattr(one, name) for one in kernels) for name in ("gone", "missing"))
     text = f"{gone:,} of {gone + missing:,} ways" if kernels else "no simulator ran one"
-    points = [one.point for kernel in kernels for one in kernel.reached]
-    without = sum(read(point.line) is None for point in points)
+    without = sum(line_of(one.point) is None for kernel in kernels for one in kernel.reached)
     if without:
         text += f"; {number(without, 'point')} left out, in code without a file"
     return f"coverage of {number(len(kernels), 'kernel')} ({text})"

@@ -249,8 +249,8 @@ def test_the_page_shows_the_function_with_what_ran(file):
         "4": "partly",
         **dict.fromkeys(("9", "10", "11", "12"), "never"),
     }
-    assert "ring first 2, again 5" in lines["2"]
-    assert "true never, false 14" in lines["4"]
+    assert "ring first 2 times, again 5 times" in lines["2"]
+    assert "true never, false 14 times" in lines["4"]
     assert "What ran: 3 of 6 ways" in text
 
 
