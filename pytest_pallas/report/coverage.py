@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import linecache
+import math
 import os
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -229,6 +230,16 @@ def summary(kernels: Sequence[KernelCoverage]) -> str:
         f"coverage: {gone:,} of {ways:,} ways at {number(points, 'point')} of "
         f"{number(len(kernels), 'kernel')}"
     )
+
+
+def shortfall(kernels: Sequence[KernelCoverage], least: float) -> Iterator[str]:
+    """Yield that fewer than ``least`` percent of the ways were gone, if so."""
+    gone, missing = (sum(getattr(one, name) for one in kernels) for name in ("gone", "missing"))
+    if least and not kernels:
+        yield f"coverage is to be {least:g} %, and no kernel ran on a simulator"
+    elif 100 * gone < least * (gone + missing):
+        percent = math.floor(1000 * gone / (gone + missing)) / 10
+        yield f"coverage is to be {least:g} %, and {percent:g} % of the ways were gone"
 
 
 @section("coverage", quiet=False)
