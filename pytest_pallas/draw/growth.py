@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import combinations
+from math import prod
 from typing import Any
 
 from pallas_sim.coverage import Kind, Point, Reached, merged
@@ -214,19 +215,26 @@ def _goals(growth: Growth, way: Way, covering: Covering) -> Iterator[Goal]:
         and (ladder := _ladder(growth, host, point, name, pool))
     }
     ladders = dict(sorted(ladders.items(), key=lambda item: item[1][0] / host.sizes[item[0]]))
-    known = [name for name in ladders if _changes(seen, point, name)]
-    for name in known:
-        for size in ladders[name]:
-            yield Goal({**host.sizes, name: size}, host.choices)
-    # A dim that is not known to matter gets a little larger, and then much.
-    far = {
-        name: next((size for size in ladder if size >= _LEAP * host.sizes[name]), ladder[-1])
-        for name, ladder in ladders.items()
-    }
-    for sizes in ({name: ladder[0] for name, ladder in ladders.items()}, far):
-        for name, size in sizes.items():
-            yield Goal({**host.sizes, name: size}, host.choices)
+    known = {name for name in ladders if _changes(seen, point, name)}
+    names = sorted(ladders, key=lambda name: name not in known)
     most = max(map(len, ladders.values()), default=0)
+    single = [(name, size) for name in names for size in ladders[name][:1]]
+    single += [(name, size) for name in names if name in known for size in ladders[name][1:2]]
+    # A dim that is not known to matter gets much larger, so that it is known.
+    single += [
+        (name, next((size for size in ladders[name] if size >= _LEAP * host.sizes[name]), 0))
+        for name in names
+        if name not in known
+    ]
+    single += [
+        (name, ladders[name][level])
+        for level in range(most)
+        for name in names
+        if level < len(ladders[name])
+    ]
+    for name, size in single:
+        if size:
+            yield Goal({**host.sizes, name: size}, host.choices)
     for level in range(most if len(ladders) > 1 else 0):
         larger = {name: ladder[min(level, len(ladder) - 1)] for name, ladder in ladders.items()}
         yield Goal({**host.sizes, **larger}, host.choices)
@@ -242,7 +250,7 @@ def _host(seen: Sequence[Seen], way: Way) -> Seen:
     point, name = way
     hosts = [example for example in seen if point in example.reached]
     able = [example for example in hosts if name in example.reached[point].missing]
-    return min(able or hosts, key=lambda example: example.steps)
+    return min(able or hosts, key=lambda example: (example.steps, prod(example.sizes.values())))
 
 
 def _ladder(growth: Growth, host: Seen, point: Point, name: str, pool: SizePool) -> Sequence[int]:
