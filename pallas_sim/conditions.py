@@ -92,6 +92,8 @@ class _Frame:
         self.bound.update((var, (atom, outer)) for var, atom in zip(variables, atoms, strict=False))
 
 
+_PLURAL = {False: "ex", True: "ices"}
+
 #: Parameters of equations that are jaxprs.
 _JAXPRS = frozenset(
     {"jaxpr", "jaxprs", "branches", "cond_jaxpr", "body_jaxpr", "call_jaxpr", "fun_jaxpr", "call"}
@@ -259,6 +261,8 @@ class KernelConditions:
             if name == "program_id":
                 return counting(0, max(most - 1, 0), (name, axis))
             return replace(UNKNOWN, sources=((name, axis),)) if size is None else exactly(most)
+        if name == "iota":
+            return Interval(0, max(params["shape"][params["dimension"]] - 1, 0))
         if name == "axis_index":
             axis = params.get("axis_name")
             size = self._names.get(axis)
@@ -280,6 +284,17 @@ class KernelConditions:
             return Interval(sources=sources, turns=turns, measures=measures)
         value = compute(*values)
         return replace(value, sources=sources, measures=measures)
+
+    def axis_of(self, source: Source) -> str:
+        """Return how many indices an axis of a grid or mesh has; "" for any other source."""
+        name, number = source
+        if name == "program_id" and number < len(self.sizes) and self.sizes[number] is not None:
+            steps = self.sizes[number]
+            return f"the grid has {steps} step{'s' * (steps != 1)} along axis {number}"
+        if name == "axis_index" and number < len(self._names):
+            axis = list(self._names)[number]
+            return f"the axis {axis!r} has {self._names[axis]} ind{_PLURAL[self._names[axis] != 1]}"
+        return ""
 
     def has(self, eqn: Any) -> bool:
         """Return whether an equation is one of the kernel's."""

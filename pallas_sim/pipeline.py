@@ -266,7 +266,13 @@ def is_shared(machine: Machine, array: Array) -> bool:
 
 def enter(this: CoreRun, window: BlockWindow, buffer: BlockBuffer, start: BlockStart) -> None:
     """Give the body the block that begins at ``start``."""
-    if buffer.start == start and buffer.ref is not None:
+    again = buffer.start == start and buffer.ref is not None
+    if window.output and not window.in_place:
+        kernel, again_ever = this.kernel, again or start in buffer.left
+        this.thread.machine.coverage.note(
+            "revisit", kernel.line, kernel.name, window.facts.name, int(again_ever)
+        )
+    if again:
         return
     name = this.kernel.names[len(this.scalars) + window.number]
     machine = this.thread.machine
@@ -324,6 +330,7 @@ def fetch(
     array = buffer.array
     parts = _locate(this, window, array, start)
     inside = array[(*(source for source, _ in parts), ...)]
+    _note_block(this, window, whole=inside.shape == window.sizes)
     if buffer.overlaps is not None:
         buffer.overlaps.fetch([source for source, _ in parts], len(this.points) - 1 + ahead)
     _record(this, inside, "read", window)
@@ -342,6 +349,13 @@ def _record(
         record_access(this.thread, part, kind, window.facts.name, this.kernel.line)
 
 
+def _note_block(this: CoreRun, window: BlockWindow, *, whole: bool) -> None:
+    """Count a block that is fetched or written back."""
+    kernel = this.kernel
+    name = window.facts.name
+    this.thread.machine.coverage.note("block", kernel.line, kernel.name, name, int(not whole))
+
+
 def store(this: CoreRun, window: BlockWindow, buffer: BlockBuffer) -> None:
     """Write a block back, as far as it is inside of the array."""
     assert buffer.ref is not None
@@ -356,6 +370,7 @@ def store(this: CoreRun, window: BlockWindow, buffer: BlockBuffer) -> None:
     if buffer.overlaps is not None:
         buffer.overlaps.store(targets, len(this.points) - 1)
     _record(this, part, "write", window)
+    _note_block(this, window, whole=part.shape == window.sizes)
     part[...] = block[tuple(source for _, source in parts)]
 
 

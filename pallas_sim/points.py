@@ -15,6 +15,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
+
 from pallas_sim.compat.jaxprs import is_literal
 from pallas_sim.compat.source import Spot, call_of_user
 from pallas_sim.conditions import Interval, KernelConditions, line_test, opposite
@@ -22,6 +24,7 @@ from pallas_sim.coverage import Kind, Need, Point, Reached, merged
 from pallas_sim.registry import Equation
 from pallas_sim.transforms import AxisSlice, Indexed, Operand, RefPart
 
+_BRANCH = ("false", "true")
 _LOOP = ("none", "one", "several")
 _RING = ("first", "again")
 _MASK = ("full", "partial", "empty")
@@ -68,7 +71,7 @@ def branch_site(eqn: Equation) -> Site | None:
         return None
     count = len(eqn.params["branches"])
     of_switch = count != 2 or "switch" in call.functions
-    ways = tuple(map(str, range(count))) if of_switch else ("false", "true")
+    ways = tuple(map(str, range(count))) if of_switch else _BRANCH
     return Site("branch", ways, eqn.origin, eqn.line, call.spot)
 
 
@@ -78,6 +81,56 @@ def loop_site(eqn: Equation) -> Site | None:
     if call is None or call.in_pipeline:
         return None
     return Site("loop", _LOOP, eqn.origin, eqn.line, call.spot)
+
+
+def operand_site(eqn: Equation) -> Site | None:
+    """Return the site of an equation with a mask or a predicate; None of any other equation."""
+    position = _deciding(eqn)
+    if position is None:
+        return None
+    call, shape = call_of_user(eqn.origin), tuple(getattr(eqn.ins[position], "shape", ()))
+    if call is None or call.in_pipeline:
+        return None
+    if not shape:
+        return Site("branch", _BRANCH, eqn.origin, eqn.line, call.spot, position)
+    if math.prod(shape) < 2 or (
+        eqn.name in _SELECTING and _nearest(call.functions) not in _SELECTIONS
+    ):
+        return None
+    return Site("mask", _MASK, eqn.origin, eqn.line, call.spot, position)
+
+
+#: ``select_n``, and the call of JAX's function that ``jnp.where`` makes of it.
+_SELECTING = ("select_n", "jit", "pjit")
+
+
+def _deciding(eqn: Equation) -> int | None:
+    """Return the position of a mask or predicate among the operands, or None."""
+    name, params = eqn.name, eqn.params
+    if name in _SELECTING:
+        is_selection = name == "select_n" or params.get("name") == "_where"
+        which = eqn.ins[0] if is_selection and eqn.ins else None
+        is_mask = getattr(which, "shape", ()) and getattr(which, "dtype", None) == np.bool_
+        return 0 if is_mask else None
+    if params.get("has_user_predicate") or params.get("has_mask"):
+        return len(eqn.ins) - 1
+    tree = _MASKED.get(name)
+    if tree is None or tree not in params:
+        return None
+    operands = eqn.operands_in(tree)
+    mask = operands[-2 if name == "masked_load" else -1]
+    return mask.position if isinstance(mask, Operand) else None
+
+
+#: Primitives that have a mask, and the parameter with the tree of their operands.
+_MASKED = {"masked_load": "args_tree", "masked_swap": "args_tree", "gather": "tree"}
+_MASKED["scatter"] = "tree"
+
+
+def is_of_user(eqn: Equation) -> bool:
+    """Return whether the user's code made an equation, and no pipeline of JAX's."""
+    call = call_of_user(eqn.origin)
+    return call is not None and not call.in_pipeline
 
 
 def _nearest(functions: Sequence[str]) -> str:
@@ -143,8 +196,7 @@ def copy_slots(
     of_semaphore = semaphore and _slot_site(eqn, semaphore, fills=True)
     if not buffers and of_semaphore is None:
         return None
-    call = call_of_user(eqn.origin)
-    if call is None or call.in_pipeline:
+    if not is_of_user(eqn):
         return None
     return CopySlots((source.position, target.position), buffers, of_semaphore)
 
@@ -173,7 +225,7 @@ class _Ring:
     Attributes:
       line: of the first copy.
       slots: how many there are.
-      counts: how often a slot was used first, and again.
+      counts: how often a slot was first used, and again: by copies from it, and to it.
       used: the most uses of all slots together, in one run of the kernel.
       sites: the slots that each site used, with the other side of its copies.
       remote: whether another device took part.
@@ -181,10 +233,14 @@ class _Ring:
 
     line: str
     slots: int
-    counts: list[int] = field(default_factory=lambda: [0, 0])
+    counts: dict[bool, list[int]] = field(default_factory=lambda: {False: [0, 0], True: [0, 0]})
     used: int = 0
     sites: dict[tuple[SlotSite, str, str], set[int]] = field(default_factory=dict[Any, Any])
     remote: bool = False
+
+
+#: How often a mask is partial until it is no longer looked at.
+_LOOKS = 8
 
 
 @dataclass(eq=False)
@@ -215,6 +271,18 @@ class Coverage:
         if counts is None:
             counts = self._counts[site, kernel] = [0] * len(site.ways)
         counts[way] += 1
+
+    def look(self, site: Site, kernel: str, value: Any) -> None:
+        """Note what a mask or a predicate is. Masks are no longer looked at after some."""
+        if site.kind == "branch":
+            self.count(site, kernel, int(bool(value)))
+            return
+        counts = self._counts.get((site, kernel))
+        if counts is None:
+            counts = self._counts[site, kernel] = [0, 0, 0]
+        if counts[1] < _LOOKS:
+            true = np.count_nonzero(value)
+            counts[0 if true == np.size(value) else 1 if true else 2] += 1
 
     def use(
         self,
@@ -252,7 +320,7 @@ class Coverage:
             key, opened = (site.fills, slot), (site.fills, slot, "open")
             if not uses.get(opened):
                 uses[key] = count = uses.get(key, 0) + 1
-                ring.counts[count > 1] += 1
+                ring.counts[site.fills][count > 1] += 1
                 uses[site.fills] = total = uses.get(site.fills, 0) + 1
                 ring.used = max(ring.used, total)
                 if until is not None:
@@ -294,7 +362,7 @@ class Coverage:
         reached = Reached(point=site.point(kernel), counts=gone, condition=site.condition)
         if len(gone) == len(site.ways) or (site.kind == "mask" and "partial" in gone):
             return reached
-        value, sizes = self._known(site, kernel)
+        value, conditions = self._known(site, kernel)
         if site.kind == "mask":
             return replace(reached, **_open_of_mask(value))
         open_ways = (
@@ -306,7 +374,7 @@ class Coverage:
             reached,
             missing=tuple(way for way, possible in open_ways.items() if possible),
             unreachable={
-                way: _reason(site, value, sizes)
+                way: _reason(site, value, conditions)
                 for way, possible in open_ways.items()
                 if not possible
             },
@@ -314,18 +382,25 @@ class Coverage:
             needs={way: need for way in open_ways if (need := _need(site, way, value)) is not None},
         )
 
-    def _known(self, site: Site, kernel: str) -> tuple[Interval, tuple[int, ...]]:
-        """Return what is known of what decides at a site, and the sizes of the kernel's grid."""
-        for equation, sizes in self._kernels.get(kernel, {}).values():
-            conditions = _conditions(equation, sizes)
-            if conditions.has(site.equation):
-                if site.kind == "loop":
-                    return conditions.of_rounds(site.equation), sizes
-                return conditions.of_operand(site.equation, site.decides), sizes
-        return Interval(), ()
+    def _known(self, site: Site, kernel: str) -> tuple[Interval, KernelConditions | None]:
+        """Return what is known of what decides at a site, and the conditions of its kernel."""
+        conditions = self._conditions(site.equation, kernel)
+        if conditions is None:
+            return Interval(), None
+        if site.kind == "loop":
+            return conditions.of_rounds(site.equation), conditions
+        return conditions.of_operand(site.equation, site.decides), conditions
+
+    def _conditions(self, equation: Any, kernel: str) -> KernelConditions | None:
+        """Return the conditions of the kernel of this name that has an equation."""
+        for launched, sizes in self._kernels.get(kernel, {}).values():
+            conditions = _conditions_of(launched, sizes)
+            if conditions.has(equation):
+                return conditions
+        return None
 
     def _of_ring(self, name: str, kernel: str, ring: _Ring) -> Reached | None:
-        first, again = ring.counts
+        first, again = ring.counts[any(ring.counts[True])]
         if not again and not self._takes_turns(kernel, ring):
             return None
         return Reached(
@@ -355,11 +430,11 @@ class Coverage:
         return len(slots) < ring.slots or any(len(used) > 1 for used in lines.values())
 
     def _goes_round(self, kernel: str, site: SlotSite) -> bool:
-        for equation, sizes in self._kernels.get(kernel, {}).values():
-            conditions = _conditions(equation, sizes)
-            if conditions.has(site.equation):
-                return conditions.of_operand(site.equation, site.slot.position).turns
-        return False
+        conditions = self._conditions(site.equation, kernel)
+        return (
+            conditions is not None
+            and conditions.of_operand(site.equation, site.slot.position).turns
+        )
 
 
 #: The ways of what has no equation of the user's.
@@ -371,7 +446,7 @@ _FACTS: dict[Kind, tuple[str, str]] = {
 
 
 @functools.lru_cache(maxsize=32)
-def _conditions(equation: Any, sizes: tuple[int, ...]) -> KernelConditions:
+def _conditions_of(equation: Any, sizes: tuple[int, ...]) -> KernelConditions:
     return KernelConditions(equation, sizes)
 
 
@@ -382,8 +457,8 @@ def _open_of_mask(value: Interval) -> dict[str, Any]:
     """
     if value.measures:
         return {}
-    if not value.sources:
-        return {"unreachable": {"partial": "the mask is constant in this program"}}
+    if value.constant is not None or not value.sources:
+        return {"unreachable": {"partial": "the mask is the same everywhere in this program"}}
     return {"missing": ("partial",), "depends": value.sources}
 
 
@@ -407,18 +482,15 @@ def _is_possible(site: Site, way: str, value: Interval) -> bool:
     return low <= number <= high
 
 
-def _reason(site: Site, value: Interval, sizes: Sequence[int]) -> str:
+def _reason(site: Site, value: Interval, conditions: KernelConditions | None) -> str:
     """Return why a program cannot go a way."""
-    axes = [axis for name, axis in value.sources if name == "program_id" and axis < len(sizes)]
-    if len(axes) == len(value.sources) == 1:
-        steps = sizes[axes[0]]
-        return f"the grid has {steps} step{'s' * (steps != 1)} along axis {axes[0]}"
+    if len(value.sources) == 1 and conditions is not None:
+        axis = conditions.axis_of(value.sources[0])
+        if axis:
+            return axis
     if site.kind == "loop":
-        low, high = value.low, value.high
-        rounds = f"{low:.0f}" if low == high else f"{low:.0f} to {high:.0f}"
-        if high == math.inf:
-            rounds = f"at least {low:.0f}"
-        return f"the loop has {rounds} round{'s' * (rounds != '1')} in this program"
+        rounds = int(value.high)
+        return f"the loop has {'at most ' * (value.low < rounds)}{_counted(rounds, 'round')} here"
     return "the condition is constant in this program"
 
 
@@ -426,72 +498,97 @@ def _need(site: Site, way: str, value: Interval) -> Need | None:
     """Return what must hold of one thing for a run to go a way; None if that is not plain."""
     if site.kind == "loop":
         least = {"several": (">=", 2), "one": ("==", 1), "none": ("<=", 0)}[way]
-        return line_test(value, *least)
-    if site.ways == ("false", "true"):
-        return value.test if way == "true" else opposite(value.test)
-    return line_test(value, "==", int(way))
+        need = line_test(value, *least)
+    elif site.ways == _BRANCH:
+        need = value.test if way == "true" else opposite(value.test)
+    else:
+        need = line_test(value, "==", int(way))
+    if need is None or need[0][0] in ("scalar", "memory"):
+        return need
+    _, sign, least = need
+    return need if sign in (">", ">=", "!=") or least > 0 or (least == 0 and "=" in sign) else None
+
+
+def note_wait(thread: Any, name: str, line: str, *, blocked: bool) -> None:
+    """Note that a thread waits for a semaphore or barrier, and whether that blocks it."""
+    if thread.kernels:
+        coverage: Coverage = thread.machine.coverage
+        coverage.note("wait", line, thread.kernels[-1], name.partition("[")[0], int(not blocked))
 
 
 # The text of a condition, from the source of the kernel.
 
 
 def _condition(site: Site) -> tuple[str, str]:
-    """Return the text of a site's condition, and a name if its line has several of the kind."""
+    """Return the text of a site's condition, and its name if its line has several of the kind."""
     spot = site.spot
-    if spot is None:
+    source = "" if spot is None else "".join(linecache.getlines(spot.file))
+    if spot is None or not source:
         return "", ""
-    source = "".join(linecache.getlines(spot.file))
-    calls = _calls(source) if source else {}
-    text = calls.get((spot.line, spot.column), "")
-    return text, ""
+    calls = _calls(source).get(spot.line, {})
+    function, text = calls.get(spot.column, ("", ""))
+    alike = [other for other in calls.values() if other[0] == function]
+    return text, text if len(alike) > 1 else ""
 
 
-@functools.lru_cache(maxsize=128)
-def _calls(source: str) -> Mapping[tuple[int, int], str]:
-    """Return the condition of each call that has one, by line and column."""
+@functools.lru_cache(maxsize=64)
+def _calls(source: str) -> Mapping[int, Mapping[int, tuple[str, str]]]:
+    """Return function and condition of each call that has one, by line and column."""
     try:
         tree = ast.parse(source)
     except (SyntaxError, ValueError):
         return {}
-    texts: dict[tuple[int, int], str] = {}
+    calls: dict[int, dict[int, tuple[str, str]]] = {}
+    lines = source.encode().splitlines()
     for node in ast.walk(tree):
-        if isinstance(node, ast.Call):
-            text = _decider(node)
-            if text is not None:
-                texts.setdefault((node.lineno, node.col_offset), ast.unparse(text))
-    return texts
+        if isinstance(node, ast.Call) and (decider := _decider(node)) is not None:
+            function, condition = decider
+            line = calls.setdefault(node.lineno, {})
+            line.setdefault(node.col_offset, (function, _text(lines, condition)))
+    return calls
 
 
-#: Where in a call its condition is: the position, and the names of the parameter.
-_DECIDERS: dict[str, tuple[int, tuple[str, ...]]] = {
-    "when": (0, ("condition",)),
-    "cond": (0, ("pred",)),
-    "switch": (0, ("index",)),
-    "where": (0, ("condition",)),
-    "select": (0, ("pred",)),
-    "select_n": (0, ("which",)),
-    "while_loop": (0, ("cond_fun",)),
-    "fori_loop": (1, ("upper",)),
-    "loop": (1, ("upper",)),
-    "parallel_loop": (1, ("upper",)),
-    "scan": (3, ("length",)),
-    "load": (99, ("mask",)),
-    "store": (99, ("mask",)),
-    "swap": (99, ("mask",)),
-    "copy_gmem_to_smem": (99, ("predicate",)),
-    "copy_smem_to_gmem": (99, ("predicate",)),
+def _text(lines: Sequence[bytes], node: ast.expr) -> str:
+    """Return an expression as the source has it, in one line."""
+    first, last = node.lineno - 1, (node.end_lineno or node.lineno) - 1
+    text = list(lines[first : last + 1])
+    text[-1] = text[-1][: node.end_col_offset]
+    text[0] = text[0][node.col_offset :]
+    return " ".join(line.decode().strip() for line in text)
+
+
+#: Where in a call its condition is: the position, and the name of the parameter.
+_DECIDERS: dict[str, tuple[int, str]] = {
+    "when": (0, "condition"),
+    "cond": (0, "pred"),
+    "switch": (0, "index"),
+    "where": (0, "condition"),
+    "select": (0, "pred"),
+    "select_n": (0, "which"),
+    "while_loop": (0, "cond_fun"),
+    "fori_loop": (1, "upper"),
+    "loop": (1, "upper"),
+    "parallel_loop": (1, "upper"),
+    "scan": (3, "length"),
+    **dict.fromkeys(("load", "store", "swap", "load_gather", "store_scatter"), (9, "mask")),
+    **dict.fromkeys(("copy_gmem_to_smem", "copy_smem_to_gmem"), (9, "predicate")),
 }
 
 
-def _decider(call: ast.Call) -> ast.expr | None:
-    """Return the condition of a call of JAX, or None."""
+def _decider(call: ast.Call) -> tuple[str, ast.expr] | None:
+    """Return the function of JAX that is called, and its condition, or None."""
     function = call.func
     if isinstance(function, ast.Call):  # ``pl.when(condition)(body)``
         return _decider(function)
     name = getattr(function, "attr", getattr(function, "id", ""))
     if name not in _DECIDERS:
         return None
-    position, names = _DECIDERS[name]
-    named = [keyword.value for keyword in call.keywords if keyword.arg in names]
+    position, parameter = _DECIDERS[name]
+    named = [keyword.value for keyword in call.keywords if keyword.arg == parameter]
     value = named[0] if named else call.args[position] if position < len(call.args) else None
-    return value.body if isinstance(value, ast.Lambda) else value
+    value = value.body if isinstance(value, ast.Lambda) else value
+    return None if value is None else (name, value)
+
+
+def _counted(number: int, noun: str) -> str:
+    return f"{number} {noun}{'s' * (number != 1)}"

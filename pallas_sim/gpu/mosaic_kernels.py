@@ -256,7 +256,8 @@ def _execute(
     note_unused(machine, kernel.equation, [ref.data for ref in outputs], kernel.only_written)
     skips = getattr(kernel.params, "skip_device_barrier", False)
     traffic = Traffic(kernel.ordered, kernel.remote, None, kernel.remote and not skips)
-    sizes = [size for _, size in (*kernel.mesh.grid, *kernel.mesh.cluster)]
+    axes = [*kernel.mesh.grid, *kernel.mesh.cluster]
+    sizes = [size for _, size in axes]
     with (
         thread.inside(kernel.name, kernel.equation, sizes),
         launched(thread, kernel.equation, traffic, several=True),

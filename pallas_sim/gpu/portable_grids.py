@@ -150,11 +150,15 @@ def _one_by_one(this: _GridRun, thread: Thread, programs: Programs) -> None:
 def _run(this: _GridRun, thread: Thread, program: GridProgram, point: tuple[int, ...]) -> None:
     """Run one program."""
     refs: list[Ref] = []
+    coverage = thread.machine.coverage
     for ref, memory in this.captured:
         block = ProgramBlock(memory, program, (...,), waiting=this.waiting)
         refs.append(Ref(ref.data, ref.name, ref.space, block=block))
     for operand in this.operands:
         start = operand.window.start(thread, point, ())
+        sides = zip(start, operand.window.sizes, operand.memory.array.shape, strict=True)
+        whole = all(0 <= first <= dim - size for first, size, dim in sides)
+        coverage.note("block", this.kernel.line, this.kernel.name, operand.name, int(not whole))
         refs.append(block_of(thread.machine, operand, program, start, waiting=this.waiting))
     with thread.span("body"):
         run(this.kernel.body, thread, refs)

@@ -25,7 +25,7 @@ from pallas_sim.edges import contents_of, read_inside, region_inside, report_edg
 from pallas_sim.errors import SimulationError
 from pallas_sim.machine import Thread
 from pallas_sim.memory import Outside, Ref
-from pallas_sim.points import copy_slots
+from pallas_sim.points import copy_slots, is_of_user, note_wait
 from pallas_sim.recording import Copy, Semaphore
 from pallas_sim.registry import Equation, Evaluate, rule
 from pallas_sim.rules.references import adding
@@ -177,7 +177,7 @@ def _note_target(
 @rule("dma_wait", threaded=True)
 def _dma_wait(eqn: Equation) -> Evaluate:
     named = copy_parts(eqn.params, len(eqn.ins))
-    line, target, of_done = eqn.line, named.target, _reader(named.done)
+    line, target, of_done, counts = eqn.line, named.target, _reader(named.done), is_of_user(eqn)
     # The descriptor of a wait says how many bytes, and accesses nothing.
     fixed = None if named.chooses else fixed_size(eqn.ins[target.position], target.transforms)
 
@@ -191,6 +191,8 @@ def _dma_wait(eqn: Equation) -> Evaluate:
             ref: Ref = operands[parts.target.position]
             size = size_in_bytes(ref, parts.target.transforms, operands)
         if semaphore is not None and size:
+            if counts:
+                note_wait(thread, semaphore.name, line, blocked=semaphore.count < size)
             wait(thread, semaphore, size, line)
             thread.machine.coverage.close(semaphore)
         return ()
@@ -232,7 +234,10 @@ def _wait(eqn: Equation) -> Evaluate:
     def evaluate(thread: Thread, *operands: Any) -> Any:
         semaphore = semaphore_of(thread, operands, line)
         if semaphore is not None:
-            wait(thread, semaphore, int(operands[value]), line, decrement=bool(operands[decrement]))
+            amount = int(operands[value])
+            note_wait(thread, semaphore.name, line, blocked=semaphore.count < amount)
+            wait(thread, semaphore, amount, line, decrement=bool(operands[decrement]))
+            thread.machine.coverage.close(semaphore)
         return ()
 
     return evaluate
