@@ -20,8 +20,8 @@ from pytest_pallas.coverage import concerns, reason_of, ways_of
 from pytest_pallas.record import Record, reached_by
 from pytest_pallas.report.section import Line, Results, group_by, number, section
 
-#: Number of kernels with a line of their own, and of points in each.
-_KERNELS, _POINTS = 5, 3
+#: Number of kernels with a line of their own, of points in each, and of characters of a reason.
+_KERNELS, _POINTS, _REASON = 5, 3, 60
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -156,8 +156,14 @@ _NOUNS = {
 
 def gap_of(reached: Reached) -> str:
     """Say what no run did at a point, such as ``buf of 4 slots was never used again (k.py:9)``."""
-    why = "".join(f": {text}" for text in dict.fromkeys(reached.why.values()))
-    return f"{_subject(reached)} {_never(reached)} ({place_of(reached.point)}){why}"
+    return f"{_subject(reached)} {_never(reached)} ({place_of(reached.point)})"
+
+
+def reasons_of(reached: Reached) -> str:
+    """Say why examples that were made for the missing ways did not go them; "" if none were."""
+    return "; ".join(
+        dict.fromkeys(reached.why[way] for way in reached.missing if way in reached.why)
+    )
 
 
 def _subject(reached: Reached) -> str:
@@ -198,7 +204,7 @@ def notes(kernels: Sequence[KernelCoverage], *, every: bool = False) -> list[str
         # What is inside of a branch that never ran has no counts, and its own line comes last.
         gaps = [one for one in kernel.reached if one.missing]
         gaps.sort(key=lambda one: not any(one.counts.values()))
-        texts = [gap_of(one) for one in (gaps if every else gaps[:_POINTS])]
+        texts = [_with_reasons(one, every=every) for one in (gaps if every else gaps[:_POINTS])]
         more = len(gaps) - len(texts)
         texts += [f"{more} more"] if more else []
         lines.append(f"never ran: {kernel.kernel}: {'; '.join(texts)}")
@@ -219,6 +225,13 @@ def notes(kernels: Sequence[KernelCoverage], *, every: bool = False) -> list[str
                 for key in kernel.idle
             ]
     return lines
+
+
+def _with_reasons(reached: Reached, *, every: bool) -> str:
+    why = reasons_of(reached)
+    return (
+        f"{gap_of(reached)}: {why}" if why and (every or len(why) <= _REASON) else gap_of(reached)
+    )
 
 
 def summary(kernels: Sequence[KernelCoverage]) -> str:
@@ -288,16 +301,17 @@ class CoveredLine:
 
 def _counts_of(reached: Reached) -> str:
     """Write the ways of a point with how often they were gone: ``true 12 times, false never``."""
-    point, titles = reached.point, {} if reached.point.kind != "loop" else _TITLES
+    point, titles = reached.point, _TITLES if reached.point.kind == "loop" else {}
     numbers = {way: reached.counts.get(way) for way in ways_of(reached)}
     counts = [
         f"{titles.get(way, way)} {f'{count:,} times' if count else 'never'}"
         for way, count in numbers.items()
     ]
-    named = point.name or ("" if point.kind in ("branch", "loop") else point.kind)
+    named = f"{_KINDS.get(point.kind, '')} {point.name}".strip()
     return f"{named} {', '.join(counts)}".strip()
 
 
+_KINDS = {"ring": "ring", "mask": "mask", "block": "block", "revisit": "visit of", "wait": "wait"}
 _TITLES = {"none": "0 rounds", "one": "1 round"}
 
 

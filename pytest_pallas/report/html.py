@@ -43,6 +43,7 @@ from pytest_pallas.report.coverage import (
     covered_sources,
     gap_of,
     place_of,
+    reasons_of,
 )
 from pytest_pallas.report.drawings import (
     MOST_WAITS,
@@ -87,6 +88,7 @@ def _environment() -> Any:
     environment.filters["share"] = share
     environment.filters["gap"] = gap_of
     environment.filters["place"] = place_of
+    environment.filters["reasons"] = reasons_of
     return environment
 
 

@@ -48,12 +48,16 @@ TN:
 SF:specs.py
 BRDA:9,0,0,0
 BRDA:9,0,1,{count}
-BRF:2
-BRH:1
+BRDA:14,0,0,{count}
+BRDA:14,1,0,{count}
+BRDA:14,2,0,{count}
+BRF:5
+BRH:4
 DA:9,{count}
 DA:11,0
-LF:2
-LH:1
+DA:14,{count}
+LF:3
+LH:2
 end_of_record
 """
 
@@ -74,27 +78,29 @@ def test_what_never_ran(suite):
     result = suite.run(*RUN, "--pallas-results=results.json")
     result.assert_outcomes(passed=4)
     assert lines(result.stdout.str()) == [
-        "coverage: 2 of 4 ways at 2 points of 2 kernels",
+        "coverage: 8 of 10 ways at 8 points of 2 kernels",
         NOTES[0],
         f"{NOTES[1]} (-v lists all, --pallas-coverage=FILE writes them)",
-        "coverage of 2 kernels (2 of 4 ways) written to cov.info",
+        "coverage of 2 kernels (8 of 10 ways) written to cov.info",
     ]
     text = (suite.path / "cov.info").read_text()
     count = text.partition("\nDA:9,")[2].split()[0]
     assert text == LCOV.format(count=count)
     records = json.loads((suite.path / "results.json").read_text())["records"]
+    counted = 0
     for record in records:
-        [point] = record["coverage"]
+        [point] = [point for point in record["coverage"] if point["kind"] == "branch"]
         assert point["missing"] == ["true"]
         assert (point["line"], point["kernel"]) == (f"{suite.path}/specs.py:9", "body")
-    assert sum(record["coverage"][0]["counts"]["false"] for record in records) == int(count)
+        counted += point["counts"]["false"]
+    assert counted == int(count)
 
 
 @pytest.mark.parametrize("where", ["-n2", "--pallas-isolate=always"])
 def test_workers_give_what_one_process_does(suite, where):
     suite.run(*RUN, "-n0")
     once = (suite.path / "cov.info").read_text()
-    assert "BRF:2" in once
+    assert "BRF:5" in once
     result = suite.run(*RUN, where)
     assert (suite.path / "cov.info").read_text() == once
     assert NOTES[0] in lines(result.stdout.str())
@@ -113,10 +119,10 @@ def test_shards_give_it_together(suite, monkeypatch, capsys):
     assert main(["merge", *files, "--coverage=all.info"]) == 0
     assert (suite.path / "all.info").read_text() == once
     assert lines(capsys.readouterr().out) == [
-        "coverage: 2 of 4 ways at 2 points of 2 kernels",
+        "coverage: 8 of 10 ways at 8 points of 2 kernels",
         NOTES[0],
         f"{NOTES[1]} (-v lists all, --pallas-coverage=FILE writes them)",
-        "coverage of 2 kernels (2 of 4 ways) written to all.info",
+        "coverage of 2 kernels (8 of 10 ways) written to all.info",
     ]
 
 
@@ -186,7 +192,7 @@ def test_tests_of_ones_own(project):
     note = "`x[0, 0] > 0` was never false (test_own.py:7)"
     assert lines(one.stdout.str())[1].startswith(f"never ran: same: {note}; ")
     both = project.run("--pallas-backend=tpu-sim")
-    assert lines(both.stdout.str()) == ["coverage: 4 of 4 ways at 2 points of 1 kernel"]
+    assert lines(both.stdout.str()) == ["coverage: 7 of 7 ways at 5 points of 1 kernel"]
 
 
 def test_code_without_a_file(project):
@@ -220,6 +226,6 @@ def test_code_without_a_file(project):
         "never ran: same: the condition was never true (test_own.py:16, in body, line 3) "
     )
     assert written == (
-        "coverage of 1 kernel (1 of 2 ways; 1 point left out, in code without a file) "
+        "coverage of 1 kernel (4 of 5 ways; 1 point left out, in code without a file) "
         "written to cov.info"
     )
