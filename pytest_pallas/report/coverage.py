@@ -277,10 +277,11 @@ class CoveredLine:
 
     @property
     def state(self) -> str:
-        """``"never"``, ``"partly"`` or ``"reached"``."""
+        """``"never"``, ``"partly"``, ``"reached"``, or ``"excused"`` if it never ran, and may so."""
+        missing = any(point.missing for point in self.points)
         if not self.count:
-            return "never"
-        return "partly" if any(point.missing for point in self.points) else "reached"
+            return "never" if missing or not self.points else "excused"
+        return "partly" if missing else "reached"
 
     @property
     def remark(self) -> str:
@@ -296,6 +297,7 @@ def _counts_of(reached: Reached) -> str:
         f"{titles.get(way, way)} {f'{count:,} times' if count else 'never'}"
         for way, count in numbers.items()
     ]
+    counts = counts or ["need not run"]
     named = f"{_KINDS.get(point.kind, '')} {point.name}".strip()
     return f"{named} {', '.join(counts)}".strip()
 
@@ -443,6 +445,7 @@ def lcov(kernels: Sequence[KernelCoverage], root: Path) -> Iterator[str]:
     )
     for file, lines in sorted(covered_lines(shared).items()):
         path = Path(file)
+        lines = {number: line for number, line in lines.items() if line.state != "excused"}
         yield "TN:\n"
         yield f"SF:{os.path.relpath(path, root) if path.is_relative_to(root) else path}\n"
         ways = [

@@ -139,6 +139,7 @@ def reached() -> tuple[dict[str, Any], ...]:
         point("branch", 2, {"true": 3, "false": 4}),
         point("loop", 3, {"several": 2}, "none"),
         point("ring", 4, {}, "first", "again", name="buf"),
+        point("ring", 5, {}, "first", "again", name="small"),
     )
     return tuple(map(reached_to_json, points))
 
@@ -183,7 +184,7 @@ def samples() -> list[Record]:
         _record("mended", "forward", "interpret", "xpassed", reason="#12", family="copies"),
         _record("known", "forward", "interpret", "xfailed", reason="#13", family="copies"),
         _record("exact", "forward", "interpret", "passed", multiple=0.0, family="copies",
-                coverage=reached(), unreached={"buf": "one tile", HOSTILE: HOSTILE}),
+                coverage=reached(), unreached={"small": "one tile", HOSTILE: HOSTILE}),
         _record("exact", "forward", v6e, "passed", multiple=0.0, family="copies"),
         _record(HOSTILE, "forward", "interpret", "failed", family=HOSTILE, file=f"{HOSTILE}.py",
                 message=f"{HOSTILE}: forward on interpret: {HOSTILE}\n{HOSTILE}\x1b[31m\x00",

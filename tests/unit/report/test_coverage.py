@@ -145,6 +145,14 @@ def test_what_need_not_run(key):
     assert "BRF:1\n" in "".join(coverage.lcov(kernels, "/b"))
 
 
+def test_lines_that_need_not_run_are_no_lines_of_a_tracefile():
+    inner = reached("loop", "/a/k.py:50", {}, "one", "several")
+    kernels = coverage.covered([record(LATE, inner, unreached={"k.py:50": "never on a TPU"})])
+    text = "".join(coverage.lcov(kernels, "/a"))
+    assert "DA:46,12\nLF:1\nLH:1\n" in text
+    assert "BRF:2\n" in text
+
+
 def test_a_reason_for_what_ran_is_stale():
     """One for nothing that is there may be of a kernel of another backend: -v says it."""
     both = {"buf": "never that many", "k.py:46 true": "no", "k.py:4": "gone", "a.py:46": "gone"}
