@@ -277,7 +277,7 @@ class CoveredLine:
 
     @property
     def state(self) -> str:
-        """``"never"``, ``"partly"``, ``"reached"``, or ``"excused"`` if it never ran, and may so."""
+        """``"never"``, ``"partly"``, ``"reached"``, or ``"excused"`` if it need not run."""
         missing = any(point.missing for point in self.points)
         if not self.count:
             return "never" if missing or not self.points else "excused"

@@ -254,7 +254,7 @@ def test_lines_of_code_have_the_colour_of_what_ran(opened, report, dark):
     shown = {name.removeprefix("code").strip(): (text, colour) for name, text, colour, _ in lines}
     assert all(visible for *_, visible in lines)
     signs = {state: opened.one(f".code.{state} .sign").text for state in shown if state}
-    assert signs == {"reached": "✓", "partly": "◐", "never": "✗", "excused": "–"}
+    assert signs == {"reached": "✓", "partly": "◐", "never": "✗", "excused": "-"}
     assert len({colour for _, colour in shown.values()}) >= 4, "with that of other lines"
     assert "true 3 times, false 4 times" in shown["reached"][0]
     assert "0 rounds never, several 2 times" in shown["partly"][0]
