@@ -121,10 +121,12 @@ def raise_first(context: CheckContext, kind: type[PallasError]) -> CheckResult:
 
     Returns a result without comparisons if no schedule gives an error.
     """
+    last: Outcome | None = None
     for schedule, outcome in under_schedules(context):
         if isinstance(outcome.error, kind):
             raise under(schedule, outcome.error)
-    return CheckResult(comparisons=())
+        last = outcome
+    return CheckResult(comparisons=(), outcome=last)
 
 
 def requires_concurrency(backend: Backend) -> str | None:

@@ -165,7 +165,7 @@ class Covering:
         for name, aspect in aspects.items():
             self.domain.setdefault(aspect, {}).update(dict.fromkeys(labels[name]))
         names = list(pools)
-        tiles, deep = _tiles(pools)
+        tiles = _tiles(pools)
         self.tiled |= bool(tiles)
         best, most = None, -1.0
         rows = [self._row(aspects, labels) for _ in range(_ROWS)]
@@ -184,7 +184,7 @@ class Covering:
                 worth += self._worth(choice, fixed)
                 fixed[choice[0]] = choice[1]
             worth += _NEW_SHAPE * (tuple(chosen.items()) not in self.shapes)
-            worth += _NEW_EXTENT * len(exceeding(chosen, tiles, deep) - self.extents)
+            worth += _NEW_EXTENT * len(exceeding(chosen, tiles) - self.extents)
             if worth > most:
                 best, most = row, worth
         return best
@@ -201,7 +201,7 @@ class Covering:
         if self.followed or not self.tiled:
             sizes = {name: pools[name].sizes[at] for name, at in at_of.items()}
             self.shapes.add(tuple(sizes.items()))
-            self.extents.update(exceeding(sizes, *_tiles(pools)))
+            self.extents.update(exceeding(sizes, _tiles(pools)))
 
     def _row(
         self, aspects: Mapping[str, Aspect], labels: Mapping[str, Sequence[str]]
@@ -249,12 +249,9 @@ class Covering:
         return combinations(sorted(map(self._number, choices)), 2)
 
 
-def _tiles(
-    pools: Mapping[str, SizePool],
-) -> tuple[Mapping[str, Sequence[int]], Mapping[str, int]]:
-    """Return the tiles of dims, and the sizes from which on a kernel uses its buffers again."""
-    tiles = {name: pool.tiles for name, pool in pools.items() if pool.tiles}
-    return tiles, {name: pool.sizes[-1] for name, pool in pools.items() if pool.deep}
+def _tiles(pools: Mapping[str, SizePool]) -> Mapping[str, Sequence[int]]:
+    """Return the tiles of dims that have some."""
+    return {name: pool.tiles for name, pool in pools.items() if pool.tiles}
 
 
 _COVERING: ContextVar[Covering | None] = ContextVar("covering", default=None)

@@ -243,8 +243,7 @@ def plan_dims(
 ) -> DimsPlan:
     """Return the plan of ``dims`` for a budget; the errors are the same.
 
-    Dims without sizes are drawn around the tiles in ``learned``; those with tiles have a size for
-    its buffers, too.
+    Dims without sizes are drawn around the tiles in ``learned``.
     """
     spec = shapes if isinstance(shapes, ShapeSpec) else parse(shapes)
     specified = [
@@ -338,10 +337,7 @@ def impossible_pairs(plan: DimsPlan) -> frozenset[frozenset[tuple[str, str]]]:
 
 
 def _fits(plan: DimsPlan, sizes: dict[str, int]) -> bool:
-    """Return whether a plan may draw sizes: at most one dim has a size for all buffers."""
-    deep = [name for name, pool in plan.pools.items() if pool.deep]
-    if sum(sizes[name] == plan.pools[name].sizes[-1] for name in deep) > 1:
-        return False  # one is enough, and large already
+    """Return whether a plan may draw sizes."""
     if plan.constrained:
         return _complete(plan, sizes)
     return not _too_large(plan.shapes, sizes, plan.budget)
@@ -574,12 +570,8 @@ _TRIES = 300
 
 
 def make_table(pools: Sequence[SizePool]) -> tuple[tuple[int, ...], ...]:
-    """Make rows of positions in ``pools``, without constraints. Row 0 is the largest.
-
-    A size for buffers is in a row of its own only, where the other dims are the largest: it is
-    expensive.
-    """
-    counts = [len(pool.sizes) - bool(pool.deep) for pool in pools]
+    """Make rows of positions in ``pools``, without constraints. Row 0 is the largest."""
+    counts = [len(pool.sizes) for pool in pools]
     largest = tuple(count - 1 for count in counts)
     plain = tuple(pool.plain for pool in pools)
     chance = random.Random(0)  # its own, and always the same: the table is part of the strategy
@@ -589,12 +581,7 @@ def make_table(pools: Sequence[SizePool]) -> tuple[tuple[int, ...], ...]:
         columns = [_shuffled(count, length, chance) for count in counts]
         _spread(columns, pools)
         rows += zip(*columns, strict=True)
-    deep = [
-        (*largest[:column], count, *largest[column + 1 :])
-        for column, (pool, count) in enumerate(zip(pools, counts, strict=True))
-        if pool.deep
-    ]
-    return tuple(dict.fromkeys([largest, plain, *deep, *rows]))
+    return tuple(dict.fromkeys([largest, plain, *rows]))
 
 
 def _shuffled(count: int, length: int, chance: random.Random) -> list[int]:
@@ -715,17 +702,14 @@ def current_learned() -> Learned:
     return _LEARNED.get()
 
 
-def around(
-    strategy: SearchStrategy[Any], tiles: Mapping[str, tuple[int, ...]], depth: int = 0
-) -> Any:
+def around(strategy: SearchStrategy[Any], tiles: Mapping[str, tuple[int, ...]]) -> Any:
     """Return the strategy, with draws that fit a kernel, and that may grow.
 
     Args:
       strategy: of the kernel's arguments.
       tiles: by dim, for dims that the strategy does not specify.
-      depth: how many buffers the kernel uses in turns.
     """
-    return _around(strategy, Learned(tuple(sorted(tiles.items())), depth, grows=True))
+    return _around(strategy, Learned(tuple(sorted(tiles.items())), grows=True))
 
 
 @st.composite

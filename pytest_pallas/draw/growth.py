@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import combinations
+from math import prod
 from typing import Any
 
 from pallas_sim.coverage import Kind, Point, Reached, merged
@@ -27,6 +28,9 @@ LEAST_STEPS = 2_000
 
 #: Sizes grow by at least this factor. A dim does not matter if so much larger ones change nothing.
 _FACTOR, _LEAP = 1.5, 16
+
+#: Up to so many slots are used twice each, and one once more: a phase that is one off needs it.
+_FEW_SLOTS = 4
 
 #: Points that sizes do not decide: whether a wait blocks is a matter of the order of events.
 _LEFT: tuple[Kind, ...] = ("wait",)
@@ -58,6 +62,7 @@ class Growth:
 
     Attributes:
       budget: how many steps of the machine all examples may take by which the others grow.
+      depth: how many buffers the kernel seems to use in turns; 0 for two or none.
       accepts: whether a way need not be gone, as the spec says.
       explain: gets the reason for each way that no example went in the end.
       seen: the examples that ran.
@@ -70,6 +75,7 @@ class Growth:
     """
 
     budget: int
+    depth: int = 0
     accepts: Callable[[Point, str], bool] = lambda *_: False
     explain: Callable[[Mapping[Way, str]], object] = lambda _: None
     seen: list[Seen] = field(default_factory=list[Seen])
@@ -114,25 +120,51 @@ class Growth:
           Exception: as ``attempt``.
         """
         __tracebackhide__ = True
-        if not self.budget or not self.missing():
+        if not self.seen or not (self.depth or self.missing()):
             return
         _, covering = source.aimed(seed, Goal({}, {}))
         self.pools = covering.pools
         self.seen = [replace(one, sizes=self._drawn(one.sizes)) for one in self.seen]
         self.planned = len(self.seen)
-        while following := self._next(covering):
-            way, goal = following
+
+        def reaches(goal: Goal) -> bool:
+            """Run what a goal draws; whether the budget allows it."""
+            __tracebackhide__ = True
             drawn, made = source.aimed(seed, goal)
             if drawn is None:
                 self.too_large.update(self._largest(goal) if made.too_large else ())
             elif self.spent + _cost(self.seen, goal) > self.budget:
-                self.cut.add(way)
+                return False
             else:
                 before = len(self.seen)
                 attempt(drawn, goal)
                 steps = sum(example.steps for example in self.seen[before:])
                 self.spent += max(steps, LEAST_STEPS)
+            return True
+
+        for goal in self._rounds():
+            reaches(goal)
+        while following := self._next(covering):
+            way, goal = following
+            if not reaches(goal):
+                self.cut.add(way)
         self.explain({way: _reason(self, way) for way in self.missing()})
+
+    def _rounds(self) -> Iterator[Goal]:
+        """Yield goals of so many tiles that each buffer is used again: one for a dim.
+
+        Where the machine sees no ring, as of buffers with a reference each.
+        """
+        cheapest = min(self.seen, key=lambda example: example.steps)
+        rings = any(point.kind == "ring" for one in self.seen for point in one.reached)
+        for name, pool in self.pools.items() if self.depth and not rings else ():
+            if not pool.tiles or name not in cheapest.sizes:
+                continue
+            tile, most = max(pool.tiles), max(one.sizes.get(name, 0) for one in self.seen)
+            uses = _uses(self.depth)
+            sizes = [size for size in pool.every if self.depth < size // tile <= uses]
+            if sizes and sizes[-1] > most:
+                yield Goal({**cheapest.sizes, name: sizes[-1]}, cheapest.choices)
 
     def _drawn(self, sizes: Mapping[str, int]) -> Mapping[str, int]:
         """Return the sizes that are drawn, without those that constraints give."""
@@ -183,19 +215,26 @@ def _goals(growth: Growth, way: Way, covering: Covering) -> Iterator[Goal]:
         and (ladder := _ladder(growth, host, point, name, pool))
     }
     ladders = dict(sorted(ladders.items(), key=lambda item: item[1][0] / host.sizes[item[0]]))
-    known = [name for name in ladders if _changes(seen, point, name)]
-    for name in known:
-        for size in ladders[name]:
-            yield Goal({**host.sizes, name: size}, host.choices)
-    # A dim that is not known to matter gets a little larger, and then much.
-    far = {
-        name: next((size for size in ladder if size >= _LEAP * host.sizes[name]), ladder[-1])
-        for name, ladder in ladders.items()
-    }
-    for sizes in ({name: ladder[0] for name, ladder in ladders.items()}, far):
-        for name, size in sizes.items():
-            yield Goal({**host.sizes, name: size}, host.choices)
+    known = {name for name in ladders if _changes(seen, point, name)}
+    names = sorted(ladders, key=lambda name: name not in known)
     most = max(map(len, ladders.values()), default=0)
+    single = [(name, size) for name in names for size in ladders[name][:1]]
+    single += [(name, size) for name in names if name in known for size in ladders[name][1:2]]
+    # A dim that is not known to matter gets much larger, so that it is known.
+    single += [
+        (name, next((size for size in ladders[name] if size >= _LEAP * host.sizes[name]), 0))
+        for name in names
+        if name not in known
+    ]
+    single += [
+        (name, ladders[name][level])
+        for level in range(most)
+        for name in names
+        if level < len(ladders[name])
+    ]
+    for name, size in single:
+        if size:
+            yield Goal({**host.sizes, name: size}, host.choices)
     for level in range(most if len(ladders) > 1 else 0):
         larger = {name: ladder[min(level, len(ladder) - 1)] for name, ladder in ladders.items()}
         yield Goal({**host.sizes, **larger}, host.choices)
@@ -211,7 +250,7 @@ def _host(seen: Sequence[Seen], way: Way) -> Seen:
     point, name = way
     hosts = [example for example in seen if point in example.reached]
     able = [example for example in hosts if name in example.reached[point].missing]
-    return min(able or hosts, key=lambda example: example.steps)
+    return min(able or hosts, key=lambda example: (example.steps, prod(example.sizes.values())))
 
 
 def _ladder(growth: Growth, host: Seen, point: Point, name: str, pool: SizePool) -> Sequence[int]:
@@ -225,7 +264,7 @@ def _ladder(growth: Growth, host: Seen, point: Point, name: str, pool: SizePool)
     top = max(before, default=size)
     rungs, last = list[int](), float(size if pool.listed else top)
     if reached.slots and reached.used:
-        last = max(last, size * (reached.slots + 1) / reached.used / _FACTOR)
+        last = max(last, size * _uses(reached.slots) / reached.used / _FACTOR)
     for larger in pool.every:
         if larger > top and larger >= last * _FACTOR:
             rungs.append(larger)
@@ -234,6 +273,11 @@ def _ladder(growth: Growth, host: Seen, point: Point, name: str, pool: SizePool)
     # The largest one is tried at last, where it is near the one before.
     rungs += skipped[-1:] if skipped and (not rungs or skipped[-1] > rungs[-1]) else []
     return [*rungs, *(one for one in pool.sizes if one not in before and one not in rungs)]
+
+
+def _uses(slots: int) -> int:
+    """Return how often the slots of a ring should be used: again, and few slots twice."""
+    return slots + 1 if slots > _FEW_SLOTS else 2 * slots + 1
 
 
 def _changes(seen: Sequence[Seen], point: Point, name: str) -> bool | None:

@@ -327,12 +327,10 @@ class Learned:
 
     Attributes:
       tiles: the sizes of its blocks along dims that the strategy does not specify, by dim.
-      depth: how many buffers it uses in turns.
       grows: whether examples may grow, for what of the kernel has not run.
     """
 
     tiles: tuple[tuple[str, tuple[int, ...]], ...] = ()
-    depth: int = 0
     grows: bool = False
 
 
@@ -346,7 +344,6 @@ class SizePool:
       tiles: that the sizes were chosen around, or are multiples of.
       listed: whether the user listed the sizes.
       unsaid: whether the user did not specify them.
-      deep: how many tiles the largest size has, where it is for the buffers of a kernel; else 0.
       further: sizes that only examples have which grow.
       high: the largest size that the user allows; None without a limit.
     """
@@ -356,7 +353,6 @@ class SizePool:
     tiles: tuple[int, ...] = ()
     listed: bool = False
     unsaid: bool = False
-    deep: int = 0
     further: tuple[int, ...] = ()
     high: int | None = None
 
@@ -373,7 +369,6 @@ def make_pools(
 
     Arguments by name have precedence over arguments for all dims, and ``multiple_of`` for all dims
     over ``around`` for all dims. Unspecified dims are around the tiles in ``learned``, or small.
-    Dims with tiles have a size of more of them than the kernel has buffers.
 
     Raises:
       SpecError: an argument that cannot be used, by name.
@@ -409,8 +404,8 @@ def make_pools(
     for name in names:
         argument = specified.get(name) or next(iter(for_all), None)
         if argument is None:
-            unsaid = _deepened(_unsaid(tiles_of.get(name, ()), low, high), learned.depth, high)
-            pools[name] = _growing(replace(unsaid, unsaid=True), low, high, learned)
+            unsaid = replace(_unsaid(tiles_of.get(name, ()), low, high), unsaid=True)
+            pools[name] = _growing(unsaid, low, high, learned)
             continue
         value: Any = by_argument[argument]
         label = f"{argument}[{name!r}]" if isinstance(value, Mapping) else argument
@@ -420,7 +415,6 @@ def make_pools(
         else:
             make = _around if argument == "around" else _multiples
             pool = make(label, check_tiles(label, value), low, high)
-            pool = _deepened(pool, learned.depth, high)
             pools[name] = _growing(pool, low, high, learned, whole=argument == "multiple_of")
     return pools
 
@@ -438,7 +432,7 @@ def boundary(size: int, pool: SizePool) -> str:
         return str(size)
     if size < 2:
         return "one" if size else "empty"
-    for count in (1, 2, 3, *((pool.deep,) if pool.deep else ())):
+    for count in (1, 2, 3):
         for tile in sorted(set(pool.tiles)):
             distance = size - count * tile
             if abs(distance) <= 1:
@@ -450,25 +444,20 @@ def boundary(size: int, pool: SizePool) -> str:
     return "prime" if _prime_above(size - 1) == size else "other"
 
 
-def exceeding(
-    sizes: Mapping[str, int], tiles: Mapping[str, Sequence[int]], deep: Mapping[str, int]
-) -> frozenset[str]:
+def exceeding(sizes: Mapping[str, int], tiles: Mapping[str, Sequence[int]]) -> frozenset[str]:
     """Return how sizes exceed tiles.
 
     ``"several"``: more than one tile along every dim with tiles. ``"ragged"``: the last of several
-    tiles is partial along one of them. ``"deep"``: more tiles along one than the kernel has
-    buffers. Empty if no dim has tiles.
+    tiles is partial along one of them. Empty if no dim has tiles.
 
     Args:
       sizes: of all dims.
       tiles: of dims that have some.
-      deep: of dims, the size from which on a kernel uses its buffers again.
     """
-    ways = {"deep"} if any(sizes[name] >= size for name, size in deep.items()) else set[str]()
-    if tiles and all(sizes[name] > max(tiles[name]) for name in tiles):
-        whole = all(sizes[name] % max(tiles[name]) == 0 for name in tiles)
-        ways |= {"several"} if whole else {"several", "ragged"}
-    return frozenset(ways)
+    if not tiles or any(sizes[name] <= max(tiles[name]) for name in tiles):
+        return frozenset()
+    whole = all(sizes[name] % max(tiles[name]) == 0 for name in tiles)
+    return frozenset({"several"} if whole else {"several", "ragged"})
 
 
 def check_int(argument: str, value: object, least: int) -> int:
@@ -535,27 +524,6 @@ def _multiples(label: str, tiles: tuple[int, ...], low: int, high: int | None) -
     if low == 0:
         kept.append(0)
     return SizePool(tuple(sorted(set(kept), key=simplicity)), tiles=tiles)
-
-
-#: Up to so many buffers are used twice each by the draw of most tiles, and once again.
-_FEW_BUFFERS = 4
-
-
-def _deepened(pool: SizePool, depth: int, high: int | None) -> SizePool:
-    """Add a size of so many tiles that a kernel uses each of its buffers again.
-
-    A buffer that is refilled too early, or a phase that is one off, needs a tile more than there
-    are buffers, or than twice as many.
-    """
-    if not pool.tiles:
-        return pool
-    tile = max(pool.tiles)
-    count = 2 * depth + 1 if depth <= _FEW_BUFFERS else depth + 1
-    if high is not None and count * tile > high:
-        count = min(depth + 1, high // tile)
-    if count <= depth or count * tile <= max(pool.sizes):
-        return pool
-    return replace(pool, sizes=(*pool.sizes, count * tile), deep=count)
 
 
 #: The numbers of tiles of further sizes, and the largest of those without ``max_dim``.

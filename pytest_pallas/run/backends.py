@@ -387,7 +387,7 @@ def inputs_on(
 def adapted(
     session: Session, spec: KernelSpec, axes: MeshAxes, meshes: Sequence[tuple[Mesh | None, Any]]
 ) -> Any:
-    """Return the strategy of a spec, with draws around the kernel's blocks, and for its buffers.
+    """Return the strategy of a spec, with draws around the kernel's blocks, which may grow.
 
     Args:
       session: caches what was learned.
@@ -402,7 +402,7 @@ def adapted(
         mesh, strategy = meshes[0]
         session.tiles[key] = learned(spec, strategy, mesh)
     strategies = [
-        around(strategy, *session.tiles[key]) if traced else strategy for _, strategy in meshes
+        around(strategy, session.tiles[key][0]) if traced else strategy for _, strategy in meshes
     ]
     if not is_drawn(axes):
         return strategies[0]

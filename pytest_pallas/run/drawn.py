@@ -28,7 +28,7 @@ from pytest_pallas.checks.golden import Goldens, written_call
 from pytest_pallas.checks.schedule import Runs
 from pytest_pallas.checks.verdict import conclude, run_check
 from pytest_pallas.coverage import reason_of
-from pytest_pallas.draw.arguments import Arguments, as_arguments
+from pytest_pallas.draw.arguments import Arguments, as_arguments, larger_first
 from pytest_pallas.draw.arrays import draw_once
 from pytest_pallas.draw.database import Recorded
 from pytest_pallas.draw.examples import choose
@@ -245,21 +245,24 @@ def fuzz_of(run: CheckRun, through: Any = None) -> Fuzz:
 
 
 def _growth_of(run: CheckRun) -> Growth | None:
-    """Return the growth of a check's examples; None where nothing tells what of a kernel has run.
+    """Return the growth of a check's examples; None for checks and backends without.
 
-    The base check's examples grow for all checks: each run watches for races, too.
+    The base check's examples grow for all checks: each of its runs watches for races, too. Where it
+    does not run, those grow of the sanitizers that need several blocks.
     """
-    steps = run.options.growth_steps
-    if not steps or not run.check.base or run.backend.kind != "simulating":
+    spec, session, steps = run.spec, run.session, run.options.growth_steps
+    if spec is None or not steps or run.backend.kind != "simulating" or session.mutant is not None:
         return None
-    if run.session.mutant is not None:
+    chosen = {check.name for check in session.checks_for(run.options)}
+    based = session.base.name in chosen.intersection(chosen if spec.checks is None else spec.checks)
+    if not run.check.base and (based or run.check.subjects is not larger_first):
         return None
-    spec, result = run.spec, run.result
 
     def accepts(point: Point, way: str) -> bool:
-        return spec is not None and bool(reason_of(spec.unreached, point, way))
+        return bool(reason_of(spec.unreached, point, way))
 
-    return Growth(budget=steps, accepts=accepts, explain=result.explain)
+    _, depth = session.tiles.get((spec.file, spec.name, *run.axes.items()), ({}, 0))
+    return Growth(budget=steps, depth=depth, accepts=accepts, explain=run.result.explain)
 
 
 def _fuzz(

@@ -110,10 +110,6 @@ def test_nothing_grows_for_an_accepted_way():
     assert accepted == ([], {})
 
 
-def test_without_a_budget_nothing_grows():
-    assert grown(pst.arrays("m n", multiple_of=TILES), late, budget=0) == ([], {})
-
-
 @pytest.mark.parametrize(
     ("strategy", "reason"),
     [

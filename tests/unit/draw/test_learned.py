@@ -6,10 +6,8 @@ import jax
 import pytest
 
 from pytest_pallas import strategies as pst
-from pytest_pallas.draw.arguments import aspects, extents, larger_first
 from pytest_pallas.draw.arrays import draw_once
 from pytest_pallas.draw.dims import STEP, around, probing
-from pytest_pallas.draw.examples import ExampleSource, choose
 
 
 def sizes(draws, strategy, name):
@@ -42,47 +40,6 @@ def test_the_kinds_of_sizes_that_are_learned_can_be_missed():
     drawn = draw_once(around(pst.arrays("m n"), {"m": (128,)}))
     assert drawn.declared.kinds["m"][129] == "tile+1"
     assert draw_once(pst.arrays("m n")).declared.kinds["m"][17] == "prime"
-
-
-class TestBuffers:
-    """A kernel that uses buffers in turns needs more blocks than it has of them."""
-
-    @pytest.mark.parametrize(("depth", "largest"), [(3, 56), (4, 72), (6, 56)])
-    @pytest.mark.parametrize("tiles", [{"multiple_of": 8}, {"around": 8}])
-    def test_one_size_is_of_more_tiles(self, draws, tiles, depth, largest):
-        drawn = sizes(draws, around(pst.arrays("m 4", **tiles), {}, depth), "m")
-        assert drawn == sizes(draws, pst.arrays("m 4", **tiles), "m") | {largest}
-
-    def test_it_is_drawn_along_one_dim_at_a_time(self, draws):
-        drawn = draws(around(pst.arrays("m n", multiple_of={"m": 8, "n": 128}), {}, 4))
-        large = {(d.recipe["m"] == 72, d.recipe["n"] == 9 * 128) for d in drawn}
-        assert large >= {(False, False), (True, False), (False, True)}
-        strategy = around(pst.arrays("m n", multiple_of={"m": 8, "n": 128}), {}, 4)
-        planned = choose(strategy, seed=0, examples=64)
-        large = {(d.recipe["m"] == 72, d.recipe["n"] == 9 * 128) for d in planned.values()}
-        assert large == {(False, False), (True, False), (False, True)}
-
-    def test_learned_tiles_have_one_too(self, draws):
-        assert 9 * 32 in sizes(draws, around(pst.arrays("m n"), {"m": (32,)}, 4), "m")
-
-    @pytest.mark.parametrize(("limit", "largest"), [(16, 16), (39, 24), (40, 40), (71, 40)])
-    def test_the_largest_allowed_size_holds(self, draws, limit, largest):
-        strategy = around(pst.arrays("m 4", multiple_of=8, max_dim=limit), {}, 4)
-        assert max(sizes(draws, strategy, "m")) == largest
-
-    def test_listed_sizes_are_those_of_the_user(self, draws):
-        strategy = around(pst.arrays("m 4", dims={"m": [8, 16]}), {}, 4)
-        assert sizes(draws, strategy, "m") == {8, 16}
-
-    def test_such_a_draw_is_among_few_examples(self):
-        strategy = around(pst.arrays("m n", multiple_of={"m": 8, "n": 128}), {}, 4)
-        assert any(
-            "deep" in extents(drawn) for drawn in choose(strategy, seed=0, examples=3).values()
-        )
-        source = ExampleSource(strategy)
-        (first,) = source.choose(0, 1, lambda drawn: larger_first(None, drawn)).values()
-        assert extents(first) == {"deep", "several"}
-        assert "9 tiles" in {word for aspect, word in aspects(first) if aspect.role == "dim"}
 
 
 class TestProbe:
