@@ -65,7 +65,7 @@ class KernelCoverage:
 
 def coverage_of(rows: Sequence[Record]) -> KernelCoverage:
     """Return what the records of one kernel reached together."""
-    reached = sorted(reached_by(rows), key=_order)
+    reached = sorted(map(_with_dead_code, _placed(reached_by(rows))), key=_order)
     reasons = {key: why for row in rows for key, why in row.unreached.items()}
     excused = [
         (one.point, way, why)
@@ -102,6 +102,30 @@ def coverage_of(rows: Sequence[Record]) -> KernelCoverage:
         idle=[key for key, ways in concerned.items() if not ways],
         finished=any(row.outcome in ("passed", "xpassed") for row in rows),
     )
+
+
+def _placed(reached: Sequence[Reached]) -> Sequence[Reached]:
+    """Give points that JAX gave no line, as those of calls without jit, the line of equal ones."""
+    lines = {one.point._replace(line=""): one.point.line for one in reached if one.point.line}
+
+    def placed(one: Reached) -> Reached:
+        line = one.point.line or lines.get(one.point, "")
+        return replace(one, point=one.point._replace(line=line))
+
+    return merged([map(placed, reached)])
+
+
+def _with_dead_code(reached: Reached) -> Reached:
+    """Count a branch as missing, too, that the programs of all drawn sizes rule out.
+
+    Its code never ran, and another size may run it. A loop that has one round by its code is no
+    such thing.
+    """
+    if reached.point.kind != "branch" or not reached.unreachable:
+        return reached
+    why = {**reached.unreachable, **reached.why}
+    missing = (*reached.missing, *reached.unreachable)
+    return replace(reached, missing=tuple(dict.fromkeys(missing)), unreachable={}, why=why)
 
 
 def covered(records: Iterable[Record]) -> list[KernelCoverage]:

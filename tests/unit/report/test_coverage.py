@@ -164,13 +164,6 @@ def test_a_reason_for_what_ran_is_stale():
     assert notes(record(EARLY, unreached={"k.py:46 true": "no", "k.py:46 false": "no"})) == [stale]
 
 
-def test_what_cannot_run():
-    point = reached("branch", "/a/k.py:3", {"false": 1}, unreachable={"true": "step is at most 1"})
-    assert notes(record(point)) == []
-    [line] = notes(record(point), every=True)
-    assert line == "cannot run: deep: true at k.py:3: step is at most 1"
-
-
 def test_the_summary():
     kernels = coverage.covered([record(LATE, RING), record(EARLY, kernel="other")])
     assert coverage.summary(kernels) == "coverage: 3 of 6 ways at 3 points of 2 kernels"
@@ -278,3 +271,22 @@ def test_code_that_changed_meanwhile(tmp_path, code):
     kernels = coverage.covered([of_file(path)])
     assert "DA:4,14\n" in list(coverage.lcov(kernels, tmp_path))
     assert coverage.covered_sources(kernels[0])
+
+
+def test_a_branch_that_no_drawn_size_allows_never_ran():
+    """A loop that has one round by its code is no such thing."""
+    why = "the condition is constant in this program"
+    branch = reached("branch", "/a/k.py:3", {"false": 1}, unreachable={"true": why})
+    loop = reached("loop", "/a/k.py:5", {"one": 1}, unreachable={"several": "it has 1 round"})
+    assert notes(record(branch, loop), every=True) == [
+        f"never ran: deep: the condition was never true (k.py:3): {why}",
+        "cannot run: deep: several at k.py:5: it has 1 round",
+    ]
+
+
+def test_points_of_runs_without_jit_have_no_line():
+    block = reached("block", "/a/k.py:3", {"whole": 1}, name="x")
+    eager = reached("block", "", {"overhang": 1}, name="x")
+    [kernel] = coverage.covered([record(block), record(eager, check="jit")])
+    [both] = kernel.reached
+    assert (both.point.line, both.counts) == ("/a/k.py:3", {"whole": 1, "overhang": 1})
