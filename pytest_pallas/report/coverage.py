@@ -66,7 +66,7 @@ class KernelCoverage:
 
 def coverage_of(rows: Sequence[Record]) -> KernelCoverage:
     """Return what the records of one kernel reached together."""
-    reached = sorted(reached_by(rows), key=_order)
+    reached = sorted(map(_with_dead_code, _placed(reached_by(rows))), key=_order)
     reasons = {key: why for row in rows for key, why in row.unreached.items()}
     excused = [
         (one.point, way, why)
@@ -103,6 +103,30 @@ def coverage_of(rows: Sequence[Record]) -> KernelCoverage:
         idle=[key for key, ways in concerned.items() if not ways],
         finished=any(row.outcome in ("passed", "xpassed") for row in rows),
     )
+
+
+def _placed(reached: Sequence[Reached]) -> Sequence[Reached]:
+    """Give points that JAX gave no line, as those of calls without jit, the line of equal ones."""
+    lines = {one.point._replace(line=""): one.point.line for one in reached if one.point.line}
+
+    def placed(one: Reached) -> Reached:
+        line = one.point.line or lines.get(one.point, "")
+        return replace(one, point=one.point._replace(line=line))
+
+    return merged([map(placed, reached)])
+
+
+def _with_dead_code(reached: Reached) -> Reached:
+    """Count a branch as missing, too, that the programs of all drawn sizes rule out.
+
+    Its code never ran, and another size may run it. A loop that has one round by its code is no
+    such thing.
+    """
+    if reached.point.kind != "branch" or not reached.unreachable:
+        return reached
+    why = {**reached.unreachable, **reached.why}
+    missing = (*reached.missing, *reached.unreachable)
+    return replace(reached, missing=tuple(dict.fromkeys(missing)), unreachable={}, why=why)
 
 
 def covered(records: Iterable[Record]) -> list[KernelCoverage]:
@@ -288,10 +312,11 @@ class CoveredLine:
 
     @property
     def state(self) -> str:
-        """``"never"``, ``"partly"`` or ``"reached"``."""
+        """``"never"``, ``"partly"``, ``"reached"``, or ``"excused"`` if it need not run."""
+        missing = any(point.missing for point in self.points)
         if not self.count:
-            return "never"
-        return "partly" if any(point.missing for point in self.points) else "reached"
+            return "never" if missing or not self.points else "excused"
+        return "partly" if missing else "reached"
 
     @property
     def remark(self) -> str:
@@ -307,6 +332,7 @@ def _counts_of(reached: Reached) -> str:
         f"{titles.get(way, way)} {f'{count:,} times' if count else 'never'}"
         for way, count in numbers.items()
     ]
+    counts = counts or ["need not run"]
     named = f"{_KINDS.get(point.kind, '')} {point.name}".strip()
     return f"{named} {', '.join(counts)}".strip()
 
@@ -454,6 +480,7 @@ def lcov(kernels: Sequence[KernelCoverage], root: Path) -> Iterator[str]:
     )
     for file, lines in sorted(covered_lines(shared).items()):
         path = Path(file)
+        lines = {number: line for number, line in lines.items() if line.state != "excused"}
         yield "TN:\n"
         yield f"SF:{os.path.relpath(path, root) if path.is_relative_to(root) else path}\n"
         ways = [

@@ -229,3 +229,22 @@ def test_code_without_a_file(project):
         "coverage of 1 kernel (4 of 5 ways; 1 point left out, in code without a file) "
         "written to cov.info"
     )
+
+
+@pytest.mark.parametrize(
+    ("reasons", "notes"),
+    [
+        ({"specs.py:9 true": "as small as values are"}, []),
+        ({"body": "all of it"}, []),
+        ({"specs.py:9 false": "never"}, [NOTES[0], "unreached= of double: 'specs.py:9 false'"]),
+    ],
+)
+def test_what_need_not_run(suite, reasons, notes):
+    text = SPECS.replace('name="double",', f'name="double", unreached={reasons!r},')
+    (suite.path / "specs.py").write_text(text)
+    result = suite.run(*RUN, "-k", "double")
+    _, *others, written = lines(result.stdout.str())
+    assert len(others) == len(notes)
+    assert all(map(str.startswith, others, notes))
+    assert ("(4 of 4 ways)" in written) is (not notes)
+    assert ("DA:11,0" in (suite.path / "cov.info").read_text()) is bool(notes)

@@ -145,6 +145,14 @@ def test_what_need_not_run(key):
     assert "BRF:1\n" in "".join(coverage.lcov(kernels, "/b"))
 
 
+def test_lines_that_need_not_run_are_no_lines_of_a_tracefile():
+    inner = reached("loop", "/a/k.py:50", {}, "one", "several")
+    kernels = coverage.covered([record(LATE, inner, unreached={"k.py:50": "never on a TPU"})])
+    text = "".join(coverage.lcov(kernels, "/a"))
+    assert "DA:46,12\nLF:1\nLH:1\n" in text
+    assert "BRF:2\n" in text
+
+
 def test_a_reason_for_what_ran_is_stale():
     """One for nothing that is there may be of a kernel of another backend: -v says it."""
     both = {"buf": "never that many", "k.py:46 true": "no", "k.py:4": "gone", "a.py:46": "gone"}
@@ -154,13 +162,6 @@ def test_a_reason_for_what_ran_is_stale():
     idle = [line for line in lines if line.endswith("is about nothing that ran here")]
     assert [line.split("'")[1] for line in idle] == ["buf", "k.py:4", "a.py:46"]
     assert notes(record(EARLY, unreached={"k.py:46 true": "no", "k.py:46 false": "no"})) == [stale]
-
-
-def test_what_cannot_run():
-    point = reached("branch", "/a/k.py:3", {"false": 1}, unreachable={"true": "step is at most 1"})
-    assert notes(record(point)) == []
-    [line] = notes(record(point), every=True)
-    assert line == "cannot run: deep: true at k.py:3: step is at most 1"
 
 
 def test_the_summary():
@@ -291,3 +292,22 @@ def test_less_than_a_minimum_is_a_failure(least, lines):
 def test_a_minimum_of_no_kernel_is_a_failure():
     [line] = coverage.shortfall([], 1)
     assert line == "coverage is to be 1 %, and no kernel ran on a simulator"
+
+
+def test_a_branch_that_no_drawn_size_allows_never_ran():
+    """A loop that has one round by its code is no such thing."""
+    why = "the condition is constant in this program"
+    branch = reached("branch", "/a/k.py:3", {"false": 1}, unreachable={"true": why})
+    loop = reached("loop", "/a/k.py:5", {"one": 1}, unreachable={"several": "it has 1 round"})
+    assert notes(record(branch, loop), every=True) == [
+        f"never ran: deep: the condition was never true (k.py:3): {why}",
+        "cannot run: deep: several at k.py:5: it has 1 round",
+    ]
+
+
+def test_points_of_runs_without_jit_have_no_line():
+    block = reached("block", "/a/k.py:3", {"whole": 1}, name="x")
+    eager = reached("block", "", {"overhang": 1}, name="x")
+    [kernel] = coverage.covered([record(block), record(eager, check="jit")])
+    [both] = kernel.reached
+    assert (both.point.line, both.counts) == ("/a/k.py:3", {"whole": 1, "overhang": 1})
