@@ -333,7 +333,7 @@ class Coverage:
             ring = self._rings.get((ref.name, kernel))
             if ring is None:
                 ring = self._rings[ref.name, kernel] = _Ring(
-                    site.line or uses.get("line", ""), site.slots
+                    site.line or str(uses.get("line", "")), site.slots
                 )
             key, opened = (site.fills, slot), (site.fills, slot, "open")
             if not uses.get(opened):

@@ -72,13 +72,11 @@ def coverage_of(rows: Sequence[Record]) -> KernelCoverage:
         (one.point, way, why)
         for one in reached
         for way in one.missing
-        if (why := reason_of(reasons, one.point, way))
+        if (why := reason_of(reasons, one, way))
     ]
     left_out = {(point, way) for point, way, _ in excused}
     concerned = {
-        key: [
-            (one, way) for one in reached for way in ways_of(one) if concerns(key, one.point, way)
-        ]
+        key: [(one, way) for one in reached for way in ways_of(one) if concerns(key, one, way)]
         for key in reasons
     }
     return KernelCoverage(

@@ -136,7 +136,9 @@ def test_no_note_where_every_check_failed():
     assert notes(record(LATE, outcome="failed"), record(LATE, check="jit")) != []
 
 
-@pytest.mark.parametrize("key", ["k.py:46", "/a/k.py:46", "a/k.py:46 true", "body true"])
+@pytest.mark.parametrize(
+    "key", ["k.py:46", "/a/k.py:46", "a/k.py:46 true", "body true", "step >= stages true"]
+)
 def test_what_need_not_run(key):
     kernels = coverage.covered([record(LATE, unreached={key: "one tile"})])
     assert coverage.notes(kernels) == []
