@@ -51,11 +51,11 @@ def _with_scales_last(arguments: pst.Arguments) -> pst.Arguments:
     return dataclasses.replace(arguments, args=args, kin=None)
 
 
-#: Pages of a sequence in the drawn calls: with blocks of 2, the last block is half full.
+#: Pages of a sequence in the drawn calls: the last block of 2 has one page, that of 3 two.
 _PAGES_EACH = 5
 
 _DIMS = {"b": 3, "h": 2, "n": [4, 13], "d": 24}
-_TUNING: dict[str, Any] = {"pages_per_block": 2, "heads_per_block": st.sampled_from([None, 1])}
+_PAGES_PER_BLOCK = st.sampled_from([2, 3])
 
 
 def _typical(dtype: str, page_size: int, **tuning: int) -> pst.Arguments:
@@ -71,6 +71,10 @@ _SHARED: dict[str, Any] = {
     "kernel": paged_attention,
     "reference": reference,
     "ignored": _ignored,
+    "unreached": dict.fromkeys(
+        ("jnp.minimum(count, block_pages) none", "count none"),
+        "a block that the kernel fetches has a page: sequences without keys are passed over",
+    ),
     "vmappable": False,  # vmap gives operands in HBM blocks, which the TPU interpreter refuses
 }
 
@@ -84,7 +88,7 @@ SPEC = KernelSpec(
         ),
         then=_lengths_and_table,
         options={"soft_cap": st.sampled_from([None, 3.0])},
-        tuning=_TUNING,
+        tuning={"pages_per_block": _PAGES_PER_BLOCK, "heads_per_block": st.sampled_from([None, 1])},
     ),
     relations=(
         Linear(2),
@@ -106,7 +110,7 @@ SPEC_INT8 = KernelSpec(
         ),
         then=_lengths_and_table,
         options={"scale": st.sampled_from([None, 0.5])},
-        tuning={"pages_per_block": 2},
+        tuning={"pages_per_block": _PAGES_PER_BLOCK},
     ).map(_with_scales_last),
     relations=(
         Linear(6),

@@ -19,7 +19,7 @@ from reference_kernels.dma.memory_spaces import (
 )
 
 _ARRAYS = pst.arrays(
-    "m n", dtype=pst.dtypes("bfloat16", "float32", "int32"), dims={"m": [1, 16, 33], "n": [129]}
+    "m n", dtype=pst.dtypes("bfloat16", "float32", "int32"), dims={"m": [1, 16, 49], "n": [129]}
 )
 _TYPICAL = (pst.shaped("m n", dtype="float32", dims={"m": 1024, "n": 512}),)
 _PERMUTED = (Permuted({0: 0}, output=0, exact=True),)
@@ -62,11 +62,19 @@ if hasattr(pltpu, "has_memory_space"):  # JAX 0.12
         vmappable=False,
         typical=_TYPICAL,
         backends=without(ASKING_PLACES),
+        unreached=dict.fromkeys(
+            ("near true", "jnp.logical_not(near) false"),
+            "the operand is not in VMEM; add_one_placed_vmem has one that is",
+        ),
     )
     SPEC_PLACED_VMEM = replace(
         SPEC_PLACED,
         name="add_one_placed_vmem",
         inputs=pst.arguments(_ARRAYS, tuning={"block_rows": 16, "space": pltpu.VMEM}),
+        unreached=dict.fromkeys(
+            ("near false", "jnp.logical_not(near) true"),
+            "the operand is in VMEM; add_one_placed has one that is not",
+        ),
         typical=tuple(replace(shape, options={"space": pltpu.VMEM}) for shape in _TYPICAL),
         xfail={
             # Its compiler takes no operand there that a kernel did not put there.
