@@ -20,7 +20,7 @@ def _inputs(draw: st.DrawFn, onto: bool) -> pst.Arguments:
         pst.arrays(
             "rows n, rows n" if onto else "rows n",
             dtype=pst.dtypes("float32", "int32"),
-            dims={"rows": [1, 3], "n": [1, 8, 21]},
+            dims={"rows": [1, 9], "n": [1, 8, 21]},
             values="full",  # no element may lose a bit
         )
     )

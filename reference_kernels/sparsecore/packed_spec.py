@@ -12,7 +12,7 @@ from reference_kernels.sparsecore.packed import abs_packed, add_packed, referenc
 
 def _inputs(shapes: str) -> Any:
     return pst.arguments(
-        pst.arrays(shapes, dtype="bfloat16", dims={"n": [1, 95]}),
+        pst.arrays(shapes, dtype="bfloat16", dims={"n": [1, 155]}),
         tuning={"block": 32, "cores": 1, "subcores": 2},
     )
 

@@ -14,7 +14,7 @@ from reference_kernels.sparsecore.pick import pick, reference
 @st.composite
 def _inputs(draw: st.DrawFn) -> pst.Arguments:
     """Weights with zeros among them, and draws on the borders of their sums."""
-    rows, n = draw(st.sampled_from([1, 9])), draw(st.sampled_from([1, 8, 13, 33]))
+    rows, n = draw(st.sampled_from([1, 33])), draw(st.sampled_from([1, 8, 13, 33]))
     seed = draw(st.integers(0, 2**16))
     rng = np.random.default_rng(seed)
     weights = rng.integers(0, draw(st.sampled_from([1, 2, 5])), (rows, n)).astype(np.int32)
@@ -35,6 +35,7 @@ SPEC = KernelSpec(
     backends=BACKENDS,
     relations=(Permuted({0: 0, 1: 0}, output=0, exact=True),),
     vmappable=False,  # JAX 0.11.2 cannot vmap a pl.kernel with scratch
+    unreached={"lane < lanes partial": "all lanes have the same index"},
     equivalent=tuple(
         EquivalentMutant(
             operator=operator,

@@ -15,7 +15,7 @@ SPEC = KernelSpec(
         pst.arrays(
             "rows n",
             dtype=pst.dtypes("float32", "int32"),
-            dims={"rows": [1, 3], "n": [1, 33]},
+            dims={"rows": [1, 9], "n": [1, 33]},
         ),
         tuning={"block": 2, "cores": 1, "subcores": 2},
     ),
