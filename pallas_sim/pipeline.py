@@ -19,6 +19,7 @@ import numpy as np
 from pallas_sim.accesses import allocate, free, record_access
 from pallas_sim.chips import cores_of
 from pallas_sim.cores import at_entry, launched, run_divided
+from pallas_sim.coverage import Point
 from pallas_sim.dtypes import Array
 from pallas_sim.edges import report
 from pallas_sim.errors import SimulationError
@@ -75,6 +76,7 @@ def execute(kernel: PreparedKernel, thread: Thread, operands: Sequence[Any]) -> 
             ]
             watch_shared_blocks(this)
             _programs(this, points, scratch)
+            _count_blocks(this)
             report_overwritten(this)  # after the last program: steps know their programs by then
             free(core, scratch, kernel.line)
         finally:
@@ -153,6 +155,17 @@ def _programs(this: CoreRun, points: Iterator[tuple[int, ...]], scratch: list[Re
         point, starts = following, next_starts or []
 
 
+def _count_blocks(this: CoreRun) -> None:
+    """Add what the windows of a core had to the coverage."""
+    kernel, coverage = this.kernel, this.thread.machine.coverage
+    for window, buffer in zip(kernel.windows, this.buffers, strict=True):
+        at = kernel.line, kernel.name, window.facts.name
+        if any(buffer.blocks):
+            coverage.note(Point("block", *at), *buffer.blocks)
+        if window.output and not window.in_place:
+            coverage.note(Point("revisit", *at), *buffer.visits)
+
+
 def divided(
     grid: tuple[int, ...], parallel: Sequence[int], seed: int, cores: int
 ) -> Iterator[Iterator[tuple[int, ...]]]:
@@ -227,6 +240,8 @@ class BlockBuffer:
       ref: of the body; None before the first block.
       fetched: the block of the next step, if it was fetched ahead.
       left: the blocks that were written back.
+      blocks: how many that were moved are whole, and have an overhang.
+      visits: how many programs had a block first, and again.
       overlaps: of memory that an input shares with an output; both have it.
     """
 
@@ -235,6 +250,8 @@ class BlockBuffer:
     ref: Ref | None = None
     fetched: tuple[BlockStart, Array] | None = None
     left: set[BlockStart] = field(default_factory=set)
+    blocks: list[int] = field(default_factory=lambda: [0, 0])
+    visits: list[int] = field(default_factory=lambda: [0, 0])
     overlaps: Overlaps | None = None
 
 
@@ -267,11 +284,7 @@ def is_shared(machine: Machine, array: Array) -> bool:
 def enter(this: CoreRun, window: BlockWindow, buffer: BlockBuffer, start: BlockStart) -> None:
     """Give the body the block that begins at ``start``."""
     again = buffer.start == start and buffer.ref is not None
-    if window.output and not window.in_place:
-        kernel, again_ever = this.kernel, again or start in buffer.left
-        this.thread.machine.coverage.note(
-            "revisit", kernel.line, kernel.name, window.facts.name, int(again_ever)
-        )
+    buffer.visits[again or start in buffer.left] += 1
     if again:
         return
     name = this.kernel.names[len(this.scalars) + window.number]
@@ -330,7 +343,7 @@ def fetch(
     array = buffer.array
     parts = _locate(this, window, array, start)
     inside = array[(*(source for source, _ in parts), ...)]
-    _note_block(this, window, whole=inside.shape == window.sizes)
+    buffer.blocks[inside.shape != window.sizes] += 1
     if buffer.overlaps is not None:
         buffer.overlaps.fetch([source for source, _ in parts], len(this.points) - 1 + ahead)
     _record(this, inside, "read", window)
@@ -349,13 +362,6 @@ def _record(
         record_access(this.thread, part, kind, window.facts.name, this.kernel.line)
 
 
-def _note_block(this: CoreRun, window: BlockWindow, *, whole: bool) -> None:
-    """Count a block that is fetched or written back."""
-    kernel = this.kernel
-    name = window.facts.name
-    this.thread.machine.coverage.note("block", kernel.line, kernel.name, name, int(not whole))
-
-
 def store(this: CoreRun, window: BlockWindow, buffer: BlockBuffer) -> None:
     """Write a block back, as far as it is inside of the array."""
     assert buffer.ref is not None
@@ -370,7 +376,7 @@ def store(this: CoreRun, window: BlockWindow, buffer: BlockBuffer) -> None:
     if buffer.overlaps is not None:
         buffer.overlaps.store(targets, len(this.points) - 1)
     _record(this, part, "write", window)
-    _note_block(this, window, whole=part.shape == window.sizes)
+    buffer.blocks[part.shape != window.sizes] += 1
     part[...] = block[tuple(source for _, source in parts)]
 
 

@@ -11,16 +11,17 @@ import ast
 import functools
 import linecache
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from operator import add
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from pallas_sim.compat.jaxprs import is_literal
 from pallas_sim.compat.source import Spot, call_of_user
 from pallas_sim.conditions import Interval, KernelConditions, line_test, opposite
-from pallas_sim.coverage import Kind, Need, Point, Reached, merged
+from pallas_sim.coverage import Kind, Need, Point, Reached
 from pallas_sim.registry import Equation
 from pallas_sim.transforms import AxisSlice, Indexed, Operand, RefPart
 
@@ -45,6 +46,7 @@ class Site:
       line: ``file:line`` of the user's code.
       spot: where in that line the user's call is, or None.
       decides: position of the operand that decides.
+      points: its point in each kernel that has come there.
     """
 
     kind: Kind
@@ -53,15 +55,20 @@ class Site:
     line: str
     spot: Spot | None = None
     decides: int = 0
+    points: dict[str, Point] = field(default_factory=dict[str, Point])
 
     @property
     def condition(self) -> str:
         """What decides, as the source has it; or ""."""
-        return _condition(self)[0]
+        return _condition(self.spot)[0]
 
     def point(self, kernel: str) -> Point:
         """Return its point in a kernel."""
-        return Point(self.kind, self.line, kernel, _condition(self)[1])
+        point = self.points.get(kernel)
+        if point is None:
+            name = _condition(self.spot)[1]
+            point = self.points[kernel] = Point(self.kind, self.line, kernel, name)
+        return point
 
 
 def branch_site(eqn: Equation) -> Site | None:
@@ -218,6 +225,13 @@ def _slot_site(eqn: Equation, part: RefPart, *, fills: bool) -> SlotSite | None:
     return SlotSite(eqn.origin, eqn.line, part.position, index, first.shape[0], fills)
 
 
+class _Launch(NamedTuple):
+    """A kernel that began: JAX's equation, and the sizes of the grid that its body sees."""
+
+    equation: Any
+    sizes: tuple[int, ...]
+
+
 @dataclass(eq=False)
 class _Ring:
     """What a run did with the slots of some memory.
@@ -249,11 +263,9 @@ class Coverage:
 
     _counts: dict[tuple[Site, str], list[int]] = field(default_factory=dict[Any, Any])
     _rings: dict[tuple[str, str], _Ring] = field(default_factory=dict[Any, Any])
-    _facts: dict[tuple[Kind, str, str, str], list[int]] = field(default_factory=dict[Any, Any])
+    _facts: dict[Point, list[int]] = field(default_factory=dict[Any, Any])
     _open: dict[int, list[tuple[dict[Any, int], Any]]] = field(default_factory=dict[Any, Any])
-    _kernels: dict[str, dict[int, tuple[Any, tuple[int, ...]]]] = field(
-        default_factory=dict[str, Any]
-    )
+    _kernels: dict[str, dict[int, _Launch]] = field(default_factory=dict[Any, Any])
 
     def enter(self, kernel: str, equation: Any, sizes: Sequence[int]) -> None:
         """Note that a kernel begins.
@@ -263,7 +275,7 @@ class Coverage:
           equation: JAX's.
           sizes: of the grid that its body sees.
         """
-        self._kernels.setdefault(kernel, {})[id(equation)] = equation, tuple(sizes)
+        self._kernels.setdefault(kernel, {})[id(equation)] = _Launch(equation, tuple(sizes))
 
     def count(self, site: Site, kernel: str, way: int) -> None:
         """Note that a run of a kernel goes a way at a site."""
@@ -282,7 +294,7 @@ class Coverage:
             counts = self._counts[site, kernel] = [0, 0, 0]
         if counts[1] < _LOOKS:
             true = np.count_nonzero(value)
-            counts[0 if true == np.size(value) else 1 if true else 2] += 1
+            counts[0 if true == value.size else 1 if true else 2] += 1
 
     def use(
         self,
@@ -334,107 +346,159 @@ class Coverage:
         for uses, key in self._open.pop(id(until), ()):
             uses[key] = 0
 
-    def note(self, kind: Kind, line: str, kernel: str, name: str, way: int) -> None:
-        """Note that a run goes a way, of a kind that has no equation of the user's."""
-        key = (kind, line, kernel, name)
-        counts = self._facts.get(key)
+    def note(self, point: Point, first: int, second: int) -> None:
+        """Note how often a run goes both ways at a point that is no equation's."""
+        counts = self._facts.get(point)
         if counts is None:
-            counts = self._facts[key] = [0, 0]
-        counts[way] += 1
+            counts = self._facts[point] = [0, 0]
+        counts[0] += first
+        counts[1] += second
 
     def reached(self) -> tuple[Reached, ...]:
         """Return what was reached so far, in order of the lines."""
-        sites = [
-            self._of_site(site, kernel, counts) for (site, kernel), counts in self._counts.items()
-        ]
-        rings = [self._of_ring(name, kernel, ring) for (name, kernel), ring in self._rings.items()]
-        facts = [
-            Reached(
-                point=Point(kind, line, kernel, name),
-                counts={way: n for way, n in zip(_FACTS[kind], counts, strict=True) if n},
+        launches = {kernel: tuple(launches.values()) for kernel, launches in self._kernels.items()}
+        groups: dict[Point, tuple[list[Site], list[int]]] = {}
+        for (site, kernel), counts in self._counts.items():
+            point = site.point(kernel)
+            sites, sums = groups.setdefault(point, ([], [0] * len(counts)))
+            sites.append(site)
+            sums[:] = map(add, sums, counts)
+        reached: list[Reached] = []
+        for point, (sites, sums) in groups.items():
+            reached.append(
+                _of_sites(point, tuple(sites), tuple(sums), launches.get(point.kernel, ()))
             )
-            for (kind, line, kernel, name), counts in self._facts.items()
-        ]
-        return merged([[*sites, *filter(None, rings), *facts]])
+        for (name, kernel), ring in self._rings.items():
+            first, again = ring.counts[any(ring.counts[True])]
+            if again or _takes_turns(ring, launches.get(kernel, ())):
+                reached.append(
+                    Reached(
+                        point=Point("ring", ring.line, kernel, name),
+                        counts={"first": first, "again": again} if again else {"first": first},
+                        missing=() if again else ("again",),
+                        slots=ring.slots,
+                        used=ring.used,
+                    )
+                )
+        reached += [_of_fact(point, tuple(sums)) for point, sums in self._facts.items()]
+        return tuple(sorted(reached, key=_order))
 
-    def _of_site(self, site: Site, kernel: str, counts: Sequence[int]) -> Reached:
-        gone = {way: count for way, count in zip(site.ways, counts, strict=True) if count}
-        reached = Reached(point=site.point(kernel), counts=gone, condition=site.condition)
-        if len(gone) == len(site.ways) or (site.kind == "mask" and "partial" in gone):
-            return reached
-        value, conditions = self._known(site, kernel)
-        if site.kind == "mask":
-            return replace(reached, **_open_of_mask(value))
-        open_ways = (
-            _open_of_loop(site, value, gone)
-            if site.kind == "loop"
-            else ({way: _is_possible(site, way, value) for way in site.ways if way not in gone})
-        )
-        return replace(
-            reached,
-            missing=tuple(way for way, possible in open_ways.items() if possible),
-            unreachable={
-                way: _reason(site, value, conditions)
-                for way, possible in open_ways.items()
-                if not possible
-            },
-            depends=value.sources,
-            needs={way: need for way in open_ways if (need := _need(site, way, value)) is not None},
-        )
 
-    def _known(self, site: Site, kernel: str) -> tuple[Interval, KernelConditions | None]:
-        """Return what is known of what decides at a site, and the conditions of its kernel."""
-        conditions = self._conditions(site.equation, kernel)
-        if conditions is None:
-            return Interval(), None
-        if site.kind == "loop":
-            return conditions.of_rounds(site.equation), conditions
-        return conditions.of_operand(site.equation, site.decides), conditions
+def _order(reached: Reached) -> Point:
+    return reached.point
 
-    def _conditions(self, equation: Any, kernel: str) -> KernelConditions | None:
-        """Return the conditions of the kernel of this name that has an equation."""
-        for launched, sizes in self._kernels.get(kernel, {}).values():
-            conditions = _conditions_of(launched, sizes)
-            if conditions.has(equation):
-                return conditions
-        return None
 
-    def _of_ring(self, name: str, kernel: str, ring: _Ring) -> Reached | None:
-        first, again = ring.counts[any(ring.counts[True])]
-        if not again and not self._takes_turns(kernel, ring):
-            return None
-        return Reached(
-            point=Point("ring", ring.line, kernel, name),
-            counts={"first": first, "again": again} if again else {"first": first},
-            missing=() if again else ("again",),
-            slots=ring.slots,
-            used=ring.used,
-        )
+# Runs of one program reach the same again and again, so what they reached is kept.
 
-    def _takes_turns(self, kernel: str, ring: _Ring) -> bool:
-        """Return whether slots take turns, of which none was used again.
 
-        They do if the index goes round. If the trace has the index as a number, they do unless
-        each slot has something of its own: all of them are used, each by another line or for
-        something else, or by other devices.
-        """
-        dynamic = {site for site, *_ in ring.sites if site.of_operand}
-        if dynamic:
-            return any(self._goes_round(kernel, site) for site in dynamic)
-        slots = set[int]().union(*ring.sites.values())
-        if ring.remote:
-            return False
-        lines: dict[tuple[str, ...], set[int]] = {}
-        for (site, *names), used in ring.sites.items():
-            lines.setdefault((site.line, *names), set()).update(used)
-        return len(slots) < ring.slots or any(len(used) > 1 for used in lines.values())
+@functools.lru_cache(maxsize=2048)
+def _of_fact(point: Point, sums: tuple[int, ...]) -> Reached:
+    ways = zip(_FACTS[point.kind], sums, strict=True)
+    return Reached(point=point, counts={way: count for way, count in ways if count})
 
-    def _goes_round(self, kernel: str, site: SlotSite) -> bool:
-        conditions = self._conditions(site.equation, kernel)
-        return (
-            conditions is not None
-            and conditions.of_operand(site.equation, site.slot.position).turns
-        )
+
+@functools.lru_cache(maxsize=2048)
+def _of_sites(
+    point: Point, sites: tuple[Site, ...], sums: tuple[int, ...], launches: tuple[_Launch, ...]
+) -> Reached:
+    counts = {way: count for way, count in zip(sites[0].ways, sums, strict=True) if count}
+    rest = _rest(sites, tuple(map(bool, sums)), launches)
+    return Reached(point=point, counts=counts, **rest)
+
+
+@functools.lru_cache(maxsize=2048)
+def _rest(
+    sites: tuple[Site, ...], gone: tuple[bool, ...], launches: tuple[_Launch, ...]
+) -> Mapping[str, Any]:
+    """Return what is known of a point besides its counts, as fields of ``Reached``.
+
+    Args:
+      sites: of the point.
+      gone: for each way, whether a run went it.
+      launches: of its kernel.
+    """
+    ways = sites[0].ways
+    rest: dict[str, Any] = {"condition": sites[0].condition}
+    if all(gone) or (sites[0].kind == "mask" and gone[ways.index("partial")]):
+        return rest
+    done = {way for way, went in zip(ways, gone, strict=True) if went}
+    parts = [_open_ways(site, done, launches) for site in sites]
+    missing = dict.fromkeys(way for part in parts for way in part.get("missing", ()))
+    unreachable = {way: text for part in parts for way, text in part["unreachable"].items()}
+    rest["missing"] = tuple(missing)
+    rest["unreachable"] = {way: text for way, text in unreachable.items() if way not in missing}
+    rest["depends"] = tuple(dict.fromkeys(thing for part in parts for thing in part["depends"]))
+    rest["needs"] = {way: need for part in parts for way, need in part["needs"].items()}
+    return rest
+
+
+def _open_ways(site: Site, gone: Collection[str], launches: Sequence[_Launch]) -> Mapping[str, Any]:
+    """Return missing and unreachable ways of a site, and what they depend on."""
+    value, conditions = _known(site, launches)
+    if site.kind == "mask":
+        ways = _open_of_mask(value)
+    elif site.kind == "loop":
+        ways = _open_of_loop(value)
+    else:
+        ways = {way: _is_possible(site, way, value) for way in site.ways}
+    ways = {way: possible for way, possible in ways.items() if way not in gone}
+    needs = {way: _need(site, way, value) for way in ways}
+    return {
+        "missing": [way for way, possible in ways.items() if possible],
+        "unreachable": {
+            way: _reason(site, value, conditions) for way, possible in ways.items() if not possible
+        },
+        "depends": value.sources if ways else (),
+        "needs": {way: need for way, need in needs.items() if need is not None},
+    }
+
+
+def _known(site: Site, launches: Sequence[_Launch]) -> tuple[Interval, KernelConditions | None]:
+    """Return what is known of what decides at a site, and the conditions of its kernel."""
+    conditions = _conditions(site.equation, launches)
+    if conditions is None:
+        return Interval(), None
+    if site.kind == "loop":
+        return conditions.of_rounds(site.equation), conditions
+    return conditions.of_operand(site.equation, site.decides), conditions
+
+
+def _conditions(equation: Any, launches: Sequence[_Launch]) -> KernelConditions | None:
+    """Return the conditions of the kernel that has an equation."""
+    return next(
+        (conditions for launch in launches if (conditions := _conditions_of(launch)).has(equation)),
+        None,
+    )
+
+
+@functools.lru_cache(maxsize=32)
+def _conditions_of(launch: _Launch) -> KernelConditions:
+    return KernelConditions(launch.equation, launch.sizes)
+
+
+def _takes_turns(ring: _Ring, launches: Sequence[_Launch]) -> bool:
+    """Return whether slots take turns, of which none was used again.
+
+    They do if the index goes round. If the trace has the index as a number, they do unless each
+    slot has something of its own: all of them are used, each by another line or for something else,
+    or by other devices.
+    """
+    dynamic = {site for site, *_ in ring.sites if site.of_operand}
+    if dynamic:
+        return any(_goes_round(site, launches) for site in dynamic)
+    slots = set[int]().union(*ring.sites.values())
+    if ring.remote:
+        return False
+    lines: dict[tuple[str, ...], set[int]] = {}
+    for (site, *names), used in ring.sites.items():
+        lines.setdefault((site.line, *names), set()).update(used)
+    return len(slots) < ring.slots or any(len(used) > 1 for used in lines.values())
+
+
+def _goes_round(site: SlotSite, launches: Sequence[_Launch]) -> bool:
+    conditions = _conditions(site.equation, launches)
+    index = site.slot.position
+    return conditions is not None and conditions.of_operand(site.equation, index).turns
 
 
 #: The ways of what has no equation of the user's.
@@ -445,34 +509,25 @@ _FACTS: dict[Kind, tuple[str, str]] = {
 }
 
 
-@functools.lru_cache(maxsize=32)
-def _conditions_of(equation: Any, sizes: tuple[int, ...]) -> KernelConditions:
-    return KernelConditions(equation, sizes)
-
-
-def _open_of_mask(value: Interval) -> dict[str, Any]:
-    """Return what is open at a mask that was never partial.
+def _open_of_mask(value: Interval) -> Mapping[str, bool]:
+    """Return whether a mask that was never partial can be, in this program; nothing if it may not.
 
     Whether floats compare so is up to the values, which no size changes.
     """
-    if value.measures:
-        return {}
-    if value.constant is not None or not value.sources:
-        return {"unreachable": {"partial": "the mask is the same everywhere in this program"}}
-    return {"missing": ("partial",), "depends": value.sources}
+    constant = value.constant is not None or not value.sources
+    return {} if value.measures else {"partial": not constant}
 
 
-def _open_of_loop(site: Site, rounds: Interval, gone: Mapping[str, int]) -> dict[str, bool]:
-    """Return the ways that a loop was not gone and should be, and whether this program can."""
-    possible = {
-        "none": rounds.low <= 0,
-        "one": rounds.low <= 1 <= rounds.high,
-        "several": rounds.high >= 2,
-    }
-    if rounds.constant is not None or not rounds.counts:
-        possible = {"several": possible["several"]}
-    able = {way: able for way, able in possible.items() if able or way == "several"}
-    return {way: possible for way, possible in able.items() if way not in gone}
+def _open_of_loop(rounds: Interval) -> Mapping[str, bool]:
+    """Return the ways that a loop should go, and whether it can in this program.
+
+    None and one are ways of a loop whose bounds are not known before.
+    """
+    ways = {"several": rounds.high >= 2}
+    if rounds.counts and rounds.constant is None:
+        ways |= {"none": True} if rounds.low <= 0 else {}
+        ways |= {"one": True} if rounds.low <= 1 <= rounds.high else {}
+    return ways
 
 
 def _is_possible(site: Site, way: str, value: Interval) -> bool:
@@ -484,6 +539,8 @@ def _is_possible(site: Site, way: str, value: Interval) -> bool:
 
 def _reason(site: Site, value: Interval, conditions: KernelConditions | None) -> str:
     """Return why a program cannot go a way."""
+    if site.kind == "mask":
+        return "the mask is constant in this program"
     if len(value.sources) == 1 and conditions is not None:
         axis = conditions.axis_of(value.sources[0])
         if axis:
@@ -496,6 +553,8 @@ def _reason(site: Site, value: Interval, conditions: KernelConditions | None) ->
 
 def _need(site: Site, way: str, value: Interval) -> Need | None:
     """Return what must hold of one thing for a run to go a way; None if that is not plain."""
+    if site.kind == "mask":
+        return None
     if site.kind == "loop":
         least = {"several": (">=", 2), "one": ("==", 1), "none": ("<=", 0)}[way]
         need = line_test(value, *least)
@@ -513,22 +572,25 @@ def note_wait(thread: Any, name: str, line: str, *, blocked: bool) -> None:
     """Note that a thread waits for a semaphore or barrier, and whether that blocks it."""
     if thread.kernels:
         coverage: Coverage = thread.machine.coverage
-        coverage.note("wait", line, thread.kernels[-1], name.partition("[")[0], int(not blocked))
+        point = Point("wait", line, thread.kernels[-1], name.partition("[")[0])
+        coverage.note(point, int(blocked), int(not blocked))
 
 
 # The text of a condition, from the source of the kernel.
 
 
-def _condition(site: Site) -> tuple[str, str]:
-    """Return the text of a site's condition, and its name if its line has several of the kind."""
-    spot = site.spot
+def _condition(spot: Spot | None) -> tuple[str, str]:
+    """Return the text of the condition of a call, and its name if its line has several alike."""
     source = "" if spot is None else "".join(linecache.getlines(spot.file))
     if spot is None or not source:
         return "", ""
     calls = _calls(source).get(spot.line, {})
     function, text = calls.get(spot.column, ("", ""))
-    alike = [other for other in calls.values() if other[0] == function]
-    return text, text if len(alike) > 1 else ""
+    kind = _DECIDERS[function][0] if function else ""
+    alike = [other for other, _ in calls.values() if _DECIDERS[other][0] == kind]
+    if len(alike) < 2:
+        return text, ""
+    return text, text if alike.count(function) == len(alike) else f"{function}: {text}"
 
 
 @functools.lru_cache(maxsize=64)
@@ -557,21 +619,19 @@ def _text(lines: Sequence[bytes], node: ast.expr) -> str:
     return " ".join(line.decode().strip() for line in text)
 
 
-#: Where in a call its condition is: the position, and the name of the parameter.
-_DECIDERS: dict[str, tuple[int, str]] = {
-    "when": (0, "condition"),
-    "cond": (0, "pred"),
-    "switch": (0, "index"),
-    "where": (0, "condition"),
-    "select": (0, "pred"),
-    "select_n": (0, "which"),
-    "while_loop": (0, "cond_fun"),
-    "fori_loop": (1, "upper"),
-    "loop": (1, "upper"),
-    "parallel_loop": (1, "upper"),
-    "scan": (3, "length"),
-    **dict.fromkeys(("load", "store", "swap", "load_gather", "store_scatter"), (9, "mask")),
-    **dict.fromkeys(("copy_gmem_to_smem", "copy_smem_to_gmem"), (9, "predicate")),
+#: Where in a call its condition is: the kind, the position, and the name of the parameter.
+_DECIDERS: dict[str, tuple[Kind, int, str]] = {
+    "when": ("branch", 0, "condition"),
+    "cond": ("branch", 0, "pred"),
+    "switch": ("branch", 0, "index"),
+    **dict.fromkeys(("copy_gmem_to_smem", "copy_smem_to_gmem"), ("branch", 9, "predicate")),
+    "where": ("mask", 0, "condition"),
+    "select": ("mask", 0, "pred"),
+    "select_n": ("mask", 0, "which"),
+    **dict.fromkeys(("load", "store", "swap", "load_gather", "store_scatter"), ("mask", 9, "mask")),
+    "while_loop": ("loop", 0, "cond_fun"),
+    **dict.fromkeys(("fori_loop", "loop", "parallel_loop"), ("loop", 1, "upper")),
+    "scan": ("loop", 3, "length"),
 }
 
 
@@ -583,7 +643,7 @@ def _decider(call: ast.Call) -> tuple[str, ast.expr] | None:
     name = getattr(function, "attr", getattr(function, "id", ""))
     if name not in _DECIDERS:
         return None
-    position, parameter = _DECIDERS[name]
+    _, position, parameter = _DECIDERS[name]
     named = [keyword.value for keyword in call.keywords if keyword.arg == parameter]
     value = named[0] if named else call.args[position] if position < len(call.args) else None
     value = value.body if isinstance(value, ast.Lambda) else value

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from pallas_sim.coverage import Point
 from pallas_sim.dtypes import Array
 from pallas_sim.evaluation import run
 from pallas_sim.gpu.launch_order import KernelAhead, end_kernel
@@ -111,6 +112,9 @@ def execute(kernel: PreparedKernel, thread: Thread, operands: Sequence[Any]) -> 
             run_on = functools.partial(_one_by_one, this)
             this.waiting.run(thread, programs, run_on, warps)
     end_kernel(thread, _kernel_ahead(this), None)
+    for operand in this.operands:
+        point = Point("block", kernel.line, kernel.name, operand.name)
+        machine.coverage.note(point, *operand.blocks)
     return [operand.memory.array for operand in this.operands[len(facts.inputs) :]]
 
 
@@ -150,15 +154,11 @@ def _one_by_one(this: _GridRun, thread: Thread, programs: Programs) -> None:
 def _run(this: _GridRun, thread: Thread, program: GridProgram, point: tuple[int, ...]) -> None:
     """Run one program."""
     refs: list[Ref] = []
-    coverage = thread.machine.coverage
     for ref, memory in this.captured:
         block = ProgramBlock(memory, program, (...,), waiting=this.waiting)
         refs.append(Ref(ref.data, ref.name, ref.space, block=block))
     for operand in this.operands:
         start = operand.window.start(thread, point, ())
-        sides = zip(start, operand.window.sizes, operand.memory.array.shape, strict=True)
-        whole = all(0 <= first <= dim - size for first, size, dim in sides)
-        coverage.note("block", this.kernel.line, this.kernel.name, operand.name, int(not whole))
         refs.append(block_of(thread.machine, operand, program, start, waiting=this.waiting))
     with thread.span("body"):
         run(this.kernel.body, thread, refs)

@@ -96,13 +96,13 @@ class Growth:
     def missing(self) -> Sequence[Way]:
         """Return the ways that no example went, and that should be gone.
 
-        Also those that the programs rule out because of their sizes.
+        Also those that the programs rule out: of other sizes, one may go them.
         """
         reached = merged(example.reached.values() for example in self.seen)
         return [
             (one.point, way)
             for one in reached
-            for way in (*one.missing, *(way for way in one.unreachable if way in one.needs))
+            for way in (*one.missing, *one.unreachable)
             if one.point.kind not in _LEFT and not self.accepts(one.point, way)
         ]
 
