@@ -83,11 +83,9 @@ def concerns(key: str, point: Point, way: str) -> bool:
     A key is ``file.py:46`` with as much of the path as one likes, the name of a ring or another
     reference, or the name of the kernel; perhaps followed by a way, such as ``file.py:46 true``.
     """
-    place = key.removesuffix(f" {way}").replace("\\", "/")
+    where = key.removesuffix(f" {way}").replace("\\", "/")
     line = point.line.replace("\\", "/")
-    return place in (line, point.name, point.kernel) or (
-        ":" in place and line.endswith(f"/{place}")
-    )
+    return where in (line, point.name, point.kernel) or line.endswith(f"/{where}")
 
 
 def reason_of(unreached: Mapping[str, str], point: Point, way: str) -> str:
