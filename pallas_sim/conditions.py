@@ -469,6 +469,11 @@ def _maximum(one: Interval, other: Interval) -> Interval:
     return Interval(max(one.low, other.low), max(one.high, other.high))
 
 
+def _clamped(low: Interval, value: Interval, high: Interval) -> Interval:
+    ends = _minimum(_maximum(low, value), high)
+    return replace(value, low=ends.low, high=ends.high, test=None)
+
+
 def _minimum(one: Interval, other: Interval) -> Interval:
     return Interval(min(one.low, other.low), min(one.high, other.high))
 
@@ -585,6 +590,6 @@ _COMPUTE: Mapping[str, Callable[..., Interval]] = {
     "or": _or,
     "select_n": _chosen,
     "get": _loaded,
-    "clamp": lambda low, value, high: _minimum(_maximum(low, value), high),
+    "clamp": _clamped,
     **{name: _compared(name) for name in _SIGNS},
 }

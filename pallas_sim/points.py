@@ -539,6 +539,8 @@ def _is_possible(site: Site, way: str, value: Interval) -> bool:
 
 def _reason(site: Site, value: Interval, conditions: KernelConditions | None) -> str:
     """Return why a program cannot go a way."""
+    if site.kind == "mask":
+        return "the mask is constant in this program"
     if len(value.sources) == 1 and conditions is not None:
         axis = conditions.axis_of(value.sources[0])
         if axis:
@@ -546,7 +548,7 @@ def _reason(site: Site, value: Interval, conditions: KernelConditions | None) ->
     if site.kind == "loop":
         rounds = int(value.high)
         return f"the loop has {'at most ' * (value.low < rounds)}{_counted(rounds, 'round')} here"
-    return f"the {'mask' if site.kind == 'mask' else 'condition'} is constant in this program"
+    return "the condition is constant in this program"
 
 
 def _need(site: Site, way: str, value: Interval) -> Need | None:
@@ -584,8 +586,11 @@ def _condition(spot: Spot | None) -> tuple[str, str]:
         return "", ""
     calls = _calls(source).get(spot.line, {})
     function, text = calls.get(spot.column, ("", ""))
-    alike = [other for other in calls.values() if other[0] == function]
-    return text, text if len(alike) > 1 else ""
+    kind = _DECIDERS[function][0] if function else ""
+    alike = [other for other, _ in calls.values() if _DECIDERS[other][0] == kind]
+    if len(alike) < 2:
+        return text, ""
+    return text, text if alike.count(function) == len(alike) else f"{function}: {text}"
 
 
 @functools.lru_cache(maxsize=64)
@@ -614,21 +619,19 @@ def _text(lines: Sequence[bytes], node: ast.expr) -> str:
     return " ".join(line.decode().strip() for line in text)
 
 
-#: Where in a call its condition is: the position, and the name of the parameter.
-_DECIDERS: dict[str, tuple[int, str]] = {
-    "when": (0, "condition"),
-    "cond": (0, "pred"),
-    "switch": (0, "index"),
-    "where": (0, "condition"),
-    "select": (0, "pred"),
-    "select_n": (0, "which"),
-    "while_loop": (0, "cond_fun"),
-    "fori_loop": (1, "upper"),
-    "loop": (1, "upper"),
-    "parallel_loop": (1, "upper"),
-    "scan": (3, "length"),
-    **dict.fromkeys(("load", "store", "swap", "load_gather", "store_scatter"), (9, "mask")),
-    **dict.fromkeys(("copy_gmem_to_smem", "copy_smem_to_gmem"), (9, "predicate")),
+#: Where in a call its condition is: the kind, the position, and the name of the parameter.
+_DECIDERS: dict[str, tuple[Kind, int, str]] = {
+    "when": ("branch", 0, "condition"),
+    "cond": ("branch", 0, "pred"),
+    "switch": ("branch", 0, "index"),
+    **dict.fromkeys(("copy_gmem_to_smem", "copy_smem_to_gmem"), ("branch", 9, "predicate")),
+    "where": ("mask", 0, "condition"),
+    "select": ("mask", 0, "pred"),
+    "select_n": ("mask", 0, "which"),
+    **dict.fromkeys(("load", "store", "swap", "load_gather", "store_scatter"), ("mask", 9, "mask")),
+    "while_loop": ("loop", 0, "cond_fun"),
+    **dict.fromkeys(("fori_loop", "loop", "parallel_loop"), ("loop", 1, "upper")),
+    "scan": ("loop", 3, "length"),
 }
 
 
@@ -640,7 +643,7 @@ def _decider(call: ast.Call) -> tuple[str, ast.expr] | None:
     name = getattr(function, "attr", getattr(function, "id", ""))
     if name not in _DECIDERS:
         return None
-    position, parameter = _DECIDERS[name]
+    _, position, parameter = _DECIDERS[name]
     named = [keyword.value for keyword in call.keywords if keyword.arg == parameter]
     value = named[0] if named else call.args[position] if position < len(call.args) else None
     value = value.body if isinstance(value, ast.Lambda) else value
