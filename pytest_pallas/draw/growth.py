@@ -10,7 +10,7 @@ and is remembered.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import combinations
 from math import prod
@@ -96,25 +96,30 @@ class Growth:
     def missing(self) -> Sequence[Way]:
         """Return the ways that no example went, and that should be gone.
 
-        Also those that the programs rule out because of their sizes.
+        Also those that the programs rule out: of other sizes, one may go them.
         """
         reached = merged(example.reached.values() for example in self.seen)
         return [
             (one.point, way)
             for one in reached
-            for way in (*one.missing, *(way for way in one.unreachable if way in one.needs))
+            for way in (*one.missing, *one.unreachable)
             if one.point.kind not in _LEFT and not self.accepts(one.point, way)
         ]
 
     def grow(
-        self, source: ExampleSource, seed: int, attempt: Callable[[Any, Goal], object]
+        self,
+        source: ExampleSource,
+        seed: int,
+        attempt: Callable[[Any, Goal | None], object],
+        further: Callable[[], Iterable[Any]] = tuple,
     ) -> None:
         """Run examples until every way was gone, or none is left to try within the budget.
 
         Args:
           source: of the examples.
           seed: of the draws.
-          attempt: runs an example that was drawn with a goal, and raises if it fails.
+          attempt: runs an example that was drawn with a goal, or without, and raises if it fails.
+          further: returns examples of the plan, for what no size decides.
 
         Raises:
           Exception: as ``attempt``.
@@ -136,11 +141,15 @@ class Growth:
             elif self.spent + _cost(self.seen, goal) > self.budget:
                 return False
             else:
-                before = len(self.seen)
-                attempt(drawn, goal)
-                steps = sum(example.steps for example in self.seen[before:])
-                self.spent += max(steps, LEAST_STEPS)
+                run(drawn, goal)
             return True
+
+        def run(drawn: Any, goal: Goal | None = None) -> None:
+            __tracebackhide__ = True
+            before = len(self.seen)
+            attempt(drawn, goal)
+            steps = sum(example.steps for example in self.seen[before:])
+            self.spent += max(steps, LEAST_STEPS)
 
         for goal in self._rounds():
             reaches(goal)
@@ -148,7 +157,20 @@ class Growth:
             way, goal = following
             if not reaches(goal):
                 self.cut.add(way)
+        for drawn in further() if self._decided_by_values() else ():
+            if self.spent >= self.budget or not self._decided_by_values():
+                break
+            run(drawn)
         self.explain({way: _reason(self, way) for way in self.missing()})
+
+    def _decided_by_values(self) -> bool:
+        """Return whether a way is missing that no program rules out: values may decide."""
+        return any(
+            way in one.missing
+            for point, way in self.missing()
+            for example in self.seen
+            if (one := example.reached.get(point)) is not None
+        )
 
     def _rounds(self) -> Iterator[Goal]:
         """Yield goals of so many tiles that each buffer is used again: one for a dim.

@@ -66,6 +66,9 @@ DRAWS, EACH = 8, 8
 #: Number of saved examples that may pass before the replay stops.
 REMEMBERED = 10
 
+#: Number of further draws of the plan, where something of the kernel has not run.
+FURTHER = 8
+
 #: Number of draws in a round of timed fuzzing.
 ROUND = 32
 
@@ -124,14 +127,22 @@ def fuzz(what: Fuzz, *, seed: int, max_examples: int, until: float | None = None
     runner = ExampleRunner(what.run, what.passed, until=until, growth=what.growth)
     draws, calls = _planned(what.source, seed, max_examples, what.subjects)
 
-    def attempt(drawn: Any, goal: Goal) -> None:
-        _explore(what, runner, [_PlannedCall(drawn, draw_name(drawn), 0)], seed=seed, goal=goal)
+    more = draws + FURTHER
+
+    def attempt(drawn: Any, goal: Goal | None) -> None:
+        __tracebackhide__ = True
+        planned = _PlannedCall(drawn, draw_name(drawn), 0)
+        _explore(what, runner, [planned], seed=seed, draws=more, goal=goal)
+
+    def further() -> Iterator[Any]:
+        choice = what.source.choose(seed, more, what.subjects)
+        return (drawn for name, drawn in choice.items() if name not in runner.passed)
 
     try:
         _remembered(what, runner, what.database)
         _explore(what, runner, calls, seed=seed, draws=draws)
         if what.growth is not None and not runner.over:
-            what.growth.grow(what.source, seed, attempt)
+            what.growth.grow(what.source, seed, attempt, further)
     except PallasError as error:
         if what.shrink and not error.timed_out:
             facts_of(error).others = tuple(_others(what, runner, error, calls))
@@ -280,7 +291,7 @@ def _explore(
     goal: Goal | None = None,
     spent: _DrawTimes | None = None,
 ) -> None:
-    """Run calls, of so many draws or of a goal, and shrink the first failure.
+    """Run calls, of a goal or else of so many draws, and shrink the first failure.
 
     ``spent`` records their times.
     """

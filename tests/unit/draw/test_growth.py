@@ -175,3 +175,22 @@ def test_an_option_that_decides():
 def test_the_same_examples_grow_again():
     strategy = pst.arrays("m n", multiple_of=TILES)
     assert grown(strategy, late) == grown(strategy, late)
+
+
+def test_what_no_size_decides_gets_further_examples():
+    source = ExampleSource(around(pst.arrays("m n", multiple_of=TILES), {}))
+    reasons, further = {}, []
+    growth = Growth(budget=100_000, explain=reasons.update)
+
+    def run(drawn, goal=None):
+        call = as_arguments(drawn)
+        reached = branch(int(call.recipe["seed"] in further), 1)
+        outcome = Outcome(coverage=(reached,), steps=1)
+        growth.note(drawn, CheckResult(comparisons=(), outcome=outcome))
+
+    calls = [*source.choose(0, 16).values()]
+    run(calls[0])
+    further.append(as_arguments(calls[4]).recipe["seed"])
+    growth.grow(source, 0, run, lambda: calls[1:])
+    assert not reasons
+    assert len(growth.seen) <= 12
