@@ -197,6 +197,13 @@ def add_parser(commands: Any) -> None:
     parser.add_argument(
         "--coverage", type=Path, metavar="FILE", help="write what of the kernels ran, as LCOV"
     )
+    parser.add_argument(
+        "--coverage-min",
+        type=float,
+        default=0.0,
+        metavar="PERCENT",
+        help="fail if less than this percentage of what the kernels can do ran on simulators",
+    )
     parser.set_defaults(run=run)
 
 
@@ -251,6 +258,9 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.coverage is not None:
         write(arguments.coverage.absolute(), coverage.lcov(kernels, Path.cwd()))
         _say(f"{coverage.described(kernels)} written to {arguments.coverage}")
+    below = "".join(coverage.shortfall(kernels, arguments.coverage_min))
+    if below:
+        _say(below)
     for record in whole.records:
         if record.outcome in ("failed", "xpassed"):
             explanation = decode(Explanation, record.explanation) if record.explanation else None
@@ -266,7 +276,7 @@ def run(arguments: argparse.Namespace) -> int:
     counts = ", ".join(f"{number} {outcome}" for outcome, number in sorted(count.items()))
     files = "1 file" if len(arguments.files) == 1 else f"{len(arguments.files)} files"
     _say(f"{files}: {counts or 'no test'}")
-    return int(merged.failed)
+    return int(merged.failed or bool(below))
 
 
 def _cause(failure: FailedPhase) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import linecache
+import math
 import os
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -71,13 +72,11 @@ def coverage_of(rows: Sequence[Record]) -> KernelCoverage:
         (one.point, way, why)
         for one in reached
         for way in one.missing
-        if (why := reason_of(reasons, one.point, way))
+        if (why := reason_of(reasons, one, way))
     ]
     left_out = {(point, way) for point, way, _ in excused}
     concerned = {
-        key: [
-            (one, way) for one in reached for way in ways_of(one) if concerns(key, one.point, way)
-        ]
+        key: [(one, way) for one in reached for way in ways_of(one) if concerns(key, one, way)]
         for key in reasons
     }
     return KernelCoverage(
@@ -258,6 +257,16 @@ def summary(kernels: Sequence[KernelCoverage]) -> str:
         f"coverage: {gone:,} of {ways:,} ways at {number(points, 'point')} of "
         f"{number(len(kernels), 'kernel')}"
     )
+
+
+def shortfall(kernels: Sequence[KernelCoverage], least: float) -> Iterator[str]:
+    """Yield that fewer than ``least`` percent of the ways were gone, if so."""
+    gone, missing = (sum(getattr(one, name) for one in kernels) for name in ("gone", "missing"))
+    if least and not kernels:
+        yield f"coverage is to be {least:g} %, and no kernel ran on a simulator"
+    elif 100 * gone < least * (gone + missing):
+        percent = math.floor(1000 * gone / (gone + missing)) / 10
+        yield f"coverage is to be {least:g} %, and {percent:g} % of the ways were gone"
 
 
 @section("coverage", quiet=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 
@@ -124,6 +125,25 @@ def test_shards_give_it_together(suite, monkeypatch, capsys):
         f"{NOTES[1]} (-v lists all, --pallas-coverage=FILE writes them)",
         "coverage of 2 kernels (8 of 10 ways) written to all.info",
     ]
+
+
+@pytest.mark.parametrize(
+    ("least", "status"), [(1, pytest.ExitCode.OK), (100, pytest.ExitCode.TESTS_FAILED)]
+)
+def test_a_run_fails_below_a_minimum(suite, least, status, capsys, monkeypatch):
+    """Not a part of it, which cannot know what the others reach: the parts together."""
+    monkeypatch.chdir(suite.path)
+    text = r"coverage is to be 100 %, and [\d.]+ % of the ways were gone"
+    option = f"--pallas-coverage-min={least}"
+    result = suite.run(*RUN, option, "--pallas-results=all.json")
+    assert result.ret == status
+    assert any(re.fullmatch(text, line) for line in result.stdout.lines) == bool(status)
+    assert suite.run(*RUN, option, "--pallas-shard=1/2").ret == pytest.ExitCode.OK
+    capsys.readouterr()
+    assert main(["merge", "all.json", f"--coverage-min={least}"]) == status
+    assert any(re.fullmatch(text, line) for line in capsys.readouterr().out.splitlines()) == bool(
+        status
+    )
 
 
 def test_a_run_without_simulators_measures_nothing(suite):

@@ -136,7 +136,9 @@ def test_no_note_where_every_check_failed():
     assert notes(record(LATE, outcome="failed"), record(LATE, check="jit")) != []
 
 
-@pytest.mark.parametrize("key", ["k.py:46", "/a/k.py:46", "a/k.py:46 true", "body true"])
+@pytest.mark.parametrize(
+    "key", ["k.py:46", "/a/k.py:46", "a/k.py:46 true", "body true", "step >= stages true"]
+)
 def test_what_need_not_run(key):
     kernels = coverage.covered([record(LATE, unreached={key: "one tile"})])
     assert coverage.notes(kernels) == []
@@ -271,6 +273,27 @@ def test_code_that_changed_meanwhile(tmp_path, code):
     kernels = coverage.covered([of_file(path)])
     assert "DA:4,14\n" in list(coverage.lcov(kernels, tmp_path))
     assert coverage.covered_sources(kernels[0])
+
+
+@pytest.mark.parametrize(
+    ("least", "lines"),
+    [
+        (71, []),
+        (72, ["coverage is to be 72 %, and 71.4 % of the ways were gone"]),
+        (100, ["coverage is to be 100 %, and 71.4 % of the ways were gone"]),
+    ],
+)
+def test_less_than_a_minimum_is_a_failure(least, lines):
+    """Five ways of seven were gone; the eighth has a reason."""
+    other = reached("branch", "/a/k.py:50", {"true": 1}, "false")
+    kernels = coverage.covered([record(LATE, EARLY, RING, unreached={"buf again": "four"})])
+    kernels += coverage.covered([record(LATE, other, kernel="two")])
+    assert list(coverage.shortfall(kernels, least)) == lines
+
+
+def test_a_minimum_of_no_kernel_is_a_failure():
+    [line] = coverage.shortfall([], 1)
+    assert line == "coverage is to be 1 %, and no kernel ran on a simulator"
 
 
 def test_a_branch_that_no_drawn_size_allows_never_ran():
