@@ -77,19 +77,19 @@ def ways_of(reached: Reached) -> list[str]:
     return sorted({*gone, *reached.missing}, key=order)
 
 
-def concerns(key: str, point: Point, way: str) -> bool:
+def concerns(key: str, reached: Reached, way: str) -> bool:
     """Return whether a key of ``KernelSpec.unreached`` is about a way of a point.
 
-    A key is ``file.py:46`` with as much of the path as one likes, the name of a ring or another
-    reference, or the name of the kernel; perhaps followed by a way, such as ``file.py:46 true``.
+    A key is a condition as the source has it, ``file.py:46`` with as much of the path as one likes,
+    the name of a ring or another reference, or the name of the kernel; perhaps followed by a way,
+    such as ``step >= stages true``.
     """
-    place = key.removesuffix(f" {way}").replace("\\", "/")
-    line = point.line.replace("\\", "/")
-    return place in (line, point.name, point.kernel) or (
-        ":" in place and line.endswith(f"/{place}")
-    )
+    point, subject = reached.point, key.removesuffix(f" {way}")
+    path, line = subject.replace("\\", "/"), point.line.replace("\\", "/")
+    named = subject in (reached.condition, point.name, point.kernel)
+    return named or path == line or line.endswith(f"/{path}")
 
 
-def reason_of(unreached: Mapping[str, str], point: Point, way: str) -> str:
+def reason_of(unreached: Mapping[str, str], reached: Reached, way: str) -> str:
     """Return why a way of a point need not be gone; "" if it should be."""
-    return next((why for key, why in unreached.items() if concerns(key, point, way)), "")
+    return next((why for key, why in unreached.items() if concerns(key, reached, way)), "")

@@ -142,6 +142,10 @@ def amount(unit: str, *, zero: bool = False) -> Callable[[str], float]:
     return _number(float, accepts, f"a number of {unit} {least}")
 
 
+#: Parses the percentage that a run must reach.
+percentage = _number(float, lambda number: 0 <= number <= 100, "a percentage from 0 to 100")
+
+
 def _bytes(text: str) -> int | None:
     from pytest_pallas.budget import parse_bytes
 
@@ -404,6 +408,8 @@ class Options:
     coverage: Path | None = _option(None, path, "FILE",
         "write what of the kernels ran on simulators to this file, as LCOV: conditions with both "
         "sides, loops, slots of buffers that are used again, masks")
+    coverage_min: float = _option(0.0, percentage, "PERCENT",
+        "fail the run if less than this percentage of what the kernels can do ran on simulators")
     trace: Path | None = _option(None, path, "FILE.json",
         "write a timeline of one simulated run, for https://ui.perfetto.dev or chrome://tracing: "
         "the failing example of the last failed test; without failures, the last example of the "
@@ -417,7 +423,7 @@ class Options:
         "allows; skip compiles for TPUs in less time and reports no costs (default: off)")
     cost_file: Path = _option(Path("pallas_costs.json"), path, "FILE.json",
         "the file of --pallas-cost, relative to pytest's root folder (default: pallas_costs.json)")
-    cost_limit: float = _option(5.0, amount("percent", zero=True), "PERCENT",
+    cost_limit: float = _option(5.0, percentage, "PERCENT",
         "allowed growth of a kernel's cost in percent (default: 5)")
     golden: str = _option("off", one_of("off", "record", "update", "replay"), "WHAT",
         "record the outputs of kernels, for a comparison on another machine; update also replaces "
@@ -455,7 +461,7 @@ class Options:
         "kernel (default: off; without N: all)", bare="all")
     mutate_time: float = _option(0.0, amount("seconds", zero=True), "SECONDS",
         "time limit in seconds for mutation testing; the kernels share the time equally")
-    mutate_min: float = _option(0.0, amount("percent", zero=True), "SCORE",
+    mutate_min: float = _option(0.0, percentage, "SCORE",
         "fail the run if the checks kill less than this percentage of the mutants")
     mutate_operators: tuple[str, ...] = _option(("all",), listed, "LIST",
         "mutation operators to use, such as mask,guard (default: all); docs/mutation.md lists "

@@ -481,8 +481,9 @@ class Marks:
         of a simulator hold on its hardware, too (see ``ExpectedFailure.hardware``).
       equivalent: mutants that compute the same.
       unreached: what of the kernel need not run on a simulator, each with the reason. A key is a
-        line (``"kernel.py:46"``, with as much of the path as one likes), the name of a reference
-        or of a kernel; perhaps with a way: ``"kernel.py:46 true"``. No examples grow for it.
+        condition as the source has it, a line (``"kernel.py:46"``, with as much of the path as one
+        likes), the name of a reference or of a kernel; perhaps with a way: ``"step >= 6 true"``. No
+        examples grow for it.
     """
 
     tolerance: AnyTolerance | Mapping[str, AnyTolerance] | None = None
@@ -635,7 +636,7 @@ def _problems(spec: KernelSpec) -> list[str]:
     for key, reason in unreached.items():
         texts = isinstance(key, str) and isinstance(reason, str)
         wrong[
-            "unreached must map a line or a name, such as 'kernel.py:46' or 'kernel.py:46 true', "
+            "unreached must map a condition, line or name, such as 'k.py:46' or 'step >= 6 true', "
             f"to the reason why it need not run, not {key!r} to {reason!r}"
         ] = not (texts and key.strip() and reason.strip())
     in_meshes = problem_with_meshes(spec.meshes)

@@ -254,7 +254,8 @@ class Outcome:
       notes: notes for the record; a plain string is a note of no kind.
       unverified: undocumented behavior of the simulated chip that the run used.
       idle: what the simulator knows of kernels that had no programs: name, line and grid.
-      coverage: what of the kernels ran, on a simulator.
+      coverage: which ways the kernels went on the simulator, and did not go
+        (``pallas_sim.coverage.Reached``).
       steps: how many equations a simulator evaluated.
     """
 

@@ -77,7 +77,7 @@ class Growth:
 
     budget: int
     depth: int = 0
-    accepts: Callable[[Point, str], bool] = lambda *_: False
+    accepts: Callable[[Reached, str], bool] = lambda *_: False
     explain: Callable[[Mapping[Way, str]], object] = lambda _: None
     seen: list[Seen] = field(default_factory=list[Seen])
     tried: set[Any] = field(default_factory=set[Any])
@@ -113,7 +113,7 @@ class Growth:
             (one.point, way)
             for one in reached
             for way in (*one.missing, *one.unreachable)
-            if one.point.kind not in _LEFT and not self.accepts(one.point, way)
+            if one.point.kind not in _LEFT and not self.accepts(one, way)
         ]
 
     def grow(

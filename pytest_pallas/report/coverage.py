@@ -8,19 +8,20 @@ from __future__ import annotations
 
 import ast
 import linecache
+import math
 import os
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from pallas_sim.coverage import Point, Reached, merged
-from pallas_sim.findings import SourceLine, read, short
+from pallas_sim.findings import SourceLine, line_in_file, read, short
 from pytest_pallas.coverage import concerns, reason_of, ways_of
 from pytest_pallas.record import Record, reached_by
 from pytest_pallas.report.section import Line, Results, group_by, number, section
 
-#: Number of kernels with a line of their own, and of points in each.
-_KERNELS, _POINTS = 5, 3
+#: Number of kernels with a line of their own, of points in each, and of characters of a reason.
+_KERNELS, _POINTS, _REASON = 5, 3, 60
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,6 +50,15 @@ class KernelCoverage:
         return sum(bool(count) for reached in self.reached for count in reached.counts.values())
 
     @property
+    def unreachable(self) -> list[str]:
+        """The ways that the programs themselves rule out, with the reasons."""
+        return [
+            f"{way} at {place_of(one.point)}: {reason}"
+            for one in self.reached
+            for way, reason in one.unreachable.items()
+        ]
+
+    @property
     def missing(self) -> int:
         """The number of ways that were not gone, and should have been."""
         return sum(len(reached.missing) for reached in self.reached)
@@ -56,19 +66,17 @@ class KernelCoverage:
 
 def coverage_of(rows: Sequence[Record]) -> KernelCoverage:
     """Return what the records of one kernel reached together."""
-    reached = sorted(reached_by(rows), key=_order)
+    reached = sorted(map(_with_dead_code, _placed(reached_by(rows))), key=_order)
     reasons = {key: why for row in rows for key, why in row.unreached.items()}
     excused = [
         (one.point, way, why)
         for one in reached
         for way in one.missing
-        if (why := reason_of(reasons, one.point, way))
+        if (why := reason_of(reasons, one, way))
     ]
     left_out = {(point, way) for point, way, _ in excused}
     concerned = {
-        key: [
-            (one, way) for one in reached for way in ways_of(one) if concerns(key, one.point, way)
-        ]
+        key: [(one, way) for one in reached for way in ways_of(one) if concerns(key, one, way)]
         for key in reasons
     }
     return KernelCoverage(
@@ -95,6 +103,30 @@ def coverage_of(rows: Sequence[Record]) -> KernelCoverage:
     )
 
 
+def _placed(reached: Sequence[Reached]) -> Sequence[Reached]:
+    """Give points that JAX gave no line, as those of calls without jit, the line of equal ones."""
+    lines = {one.point._replace(line=""): one.point.line for one in reached if one.point.line}
+
+    def placed(one: Reached) -> Reached:
+        line = one.point.line or lines.get(one.point, "")
+        return replace(one, point=one.point._replace(line=line))
+
+    return merged([map(placed, reached)])
+
+
+def _with_dead_code(reached: Reached) -> Reached:
+    """Count a branch as missing, too, that the programs of all drawn sizes rule out.
+
+    Its code never ran, and another size may run it. A loop that has one round by its code is no
+    such thing.
+    """
+    if reached.point.kind != "branch" or not reached.unreachable:
+        return reached
+    why = {**reached.unreachable, **reached.why}
+    missing = (*reached.missing, *reached.unreachable)
+    return replace(reached, missing=tuple(dict.fromkeys(missing)), unreachable={}, why=why)
+
+
 def covered(records: Iterable[Record]) -> list[KernelCoverage]:
     """Return the coverage of each kernel that a simulator ran.
 
@@ -107,14 +139,22 @@ def covered(records: Iterable[Record]) -> list[KernelCoverage]:
     return [coverage_of(rows) for rows in groups.values()]
 
 
+def place_of(point: Point) -> str:
+    """Return the line of a point for a reader, or a name if it has none."""
+    if not point.line:
+        return f"in {point.kernel}"
+    generated = read(point.line) is not None and line_in_file(point.line) is None
+    return f"{short(point.line)}, in code without a file" if generated else short(point.line)
+
+
 def _order(reached: Reached) -> tuple[str, int, Point]:
-    line = read(reached.point.line) or SourceLine("", 0)
+    line = line_in_file(reached.point.line) or SourceLine("", 0)
     return (line.file, line.line, reached.point)
 
 
 # Notes in the terminal.
 
-_ROUNDS = {"none": "no round", "one": "one round", "several": "several rounds"}
+_ROUNDS = {"none": "0", "one": "1", "several": "several"}
 
 #: What a point is called, by its kind.
 _NOUNS = {
@@ -130,9 +170,14 @@ _NOUNS = {
 
 def gap_of(reached: Reached) -> str:
     """Say what no run did at a point, such as ``buf of 4 slots was never used again (k.py:9)``."""
-    where = short(reached.point.line) or f"in {reached.point.kernel}"
-    why = "".join(f": {text}" for text in dict.fromkeys(reached.why.values()))
-    return f"{_subject(reached)} {_never(reached)} ({where}){why}"
+    return f"{_subject(reached)} {_never(reached)} ({place_of(reached.point)})"
+
+
+def reasons_of(reached: Reached) -> str:
+    """Say why examples that were made for the missing ways did not go them; "" if none were."""
+    return "; ".join(
+        dict.fromkeys(reached.why[way] for way in reached.missing if way in reached.why)
+    )
 
 
 def _subject(reached: Reached) -> str:
@@ -153,7 +198,8 @@ def _never(reached: Reached) -> str:
     if not any(reached.counts.values()):
         return "was never used" if kind == "ring" else "never ran"
     if kind == "loop":
-        return f"never had {' or '.join(_ROUNDS[way] for way in missing)}"
+        rounds = " or ".join(_ROUNDS[way] for way in missing)
+        return f"never had {rounds} round{'' if rounds == '1' else 's'}"
     if kind in ("ring", "revisit"):
         return f"was never {'used' if kind == 'ring' else 'visited'} again"
     if kind == "block":
@@ -172,7 +218,7 @@ def notes(kernels: Sequence[KernelCoverage], *, every: bool = False) -> list[str
         # What is inside of a branch that never ran has no counts, and its own line comes last.
         gaps = [one for one in kernel.reached if one.missing]
         gaps.sort(key=lambda one: not any(one.counts.values()))
-        texts = [gap_of(one) for one in (gaps if every else gaps[:_POINTS])]
+        texts = [_with_reasons(one, every=every) for one in (gaps if every else gaps[:_POINTS])]
         more = len(gaps) - len(texts)
         texts += [f"{more} more"] if more else []
         lines.append(f"never ran: {kernel.kernel}: {'; '.join(texts)}")
@@ -185,8 +231,9 @@ def notes(kernels: Sequence[KernelCoverage], *, every: bool = False) -> list[str
             f"unreached= of {kernel.kernel}: {key!r} was reached: remove it" for key in kernel.stale
         ]
         if every:
-            excused = [f"{way} of {_place(point)}: {why}" for point, way, why in kernel.excused]
+            excused = [f"{way} at {place_of(point)}: {why}" for point, way, why in kernel.excused]
             lines += [f"unreached= of {kernel.kernel}: {text}" for text in excused]
+            lines += [f"cannot run: {kernel.kernel}: {text}" for text in kernel.unreachable]
             lines += [
                 f"unreached= of {kernel.kernel}: {key!r} is about nothing that ran here"
                 for key in kernel.idle
@@ -194,8 +241,11 @@ def notes(kernels: Sequence[KernelCoverage], *, every: bool = False) -> list[str
     return lines
 
 
-def _place(point: Point) -> str:
-    return short(point.line) or point.name or point.kernel
+def _with_reasons(reached: Reached, *, every: bool) -> str:
+    why = reasons_of(reached)
+    return (
+        f"{gap_of(reached)}: {why}" if why and (every or len(why) <= _REASON) else gap_of(reached)
+    )
 
 
 def summary(kernels: Sequence[KernelCoverage]) -> str:
@@ -207,6 +257,16 @@ def summary(kernels: Sequence[KernelCoverage]) -> str:
         f"coverage: {gone:,} of {ways:,} ways at {number(points, 'point')} of "
         f"{number(len(kernels), 'kernel')}"
     )
+
+
+def shortfall(kernels: Sequence[KernelCoverage], least: float) -> Iterator[str]:
+    """Yield that fewer than ``least`` percent of the ways were gone, if so."""
+    gone, missing = (sum(getattr(one, name) for one in kernels) for name in ("gone", "missing"))
+    if least and not kernels:
+        yield f"coverage is to be {least:g} %, and no kernel ran on a simulator"
+    elif 100 * gone < least * (gone + missing):
+        percent = math.floor(1000 * gone / (gone + missing)) / 10
+        yield f"coverage is to be {least:g} %, and {percent:g} % of the ways were gone"
 
 
 @section("coverage", quiet=False)
@@ -241,10 +301,11 @@ class CoveredLine:
 
     @property
     def state(self) -> str:
-        """``"never"``, ``"partly"`` or ``"reached"``."""
+        """``"never"``, ``"partly"``, ``"reached"``, or ``"excused"`` if it need not run."""
+        missing = any(point.missing for point in self.points)
         if not self.count:
-            return "never"
-        return "partly" if any(point.missing for point in self.points) else "reached"
+            return "never" if missing or not self.points else "excused"
+        return "partly" if missing else "reached"
 
     @property
     def remark(self) -> str:
@@ -253,13 +314,20 @@ class CoveredLine:
 
 
 def _counts_of(reached: Reached) -> str:
-    """Write the ways of a point with how often they were gone: ``true 12, false never``."""
-    named = reached.point.name or ("" if reached.point.kind == "branch" else reached.point.kind)
+    """Write the ways of a point with how often they were gone: ``true 12 times, false never``."""
+    point, titles = reached.point, _TITLES if reached.point.kind == "loop" else {}
+    numbers = {way: reached.counts.get(way) for way in ways_of(reached)}
     counts = [
-        f"{way} {reached.counts[way]:,}" if reached.counts.get(way) else f"{way} never"
-        for way in ways_of(reached)
+        f"{titles.get(way, way)} {f'{count:,} times' if count else 'never'}"
+        for way, count in numbers.items()
     ]
+    counts = counts or ["need not run"]
+    named = f"{_KINDS.get(point.kind, '')} {point.name}".strip()
     return f"{named} {', '.join(counts)}".strip()
+
+
+_KINDS = {"ring": "ring", "mask": "mask", "block": "block", "revisit": "visit of", "wait": "wait"}
+_TITLES = {"none": "0 rounds", "one": "1 round"}
 
 
 def covered_lines(reached: Iterable[Reached]) -> dict[str, dict[int, CoveredLine]]:
@@ -269,7 +337,7 @@ def covered_lines(reached: Iterable[Reached]) -> dict[str, dict[int, CoveredLine
     """
     files: dict[str, dict[int, CoveredLine]] = {}
     for one in sorted(reached, key=_order):
-        at = read(one.point.line)
+        at = line_in_file(one.point.line)
         if at is not None:
             line = files.setdefault(at.file, {}).setdefault(at.line, CoveredLine())
             line.count = max(line.count, sum(one.counts.values()))
@@ -382,8 +450,7 @@ def described(kernels: Sequence[KernelCoverage]) -> str:
     """Say how much a tracefile has."""
     gone, missing = (sum(getattr(one, name) for one in kernels) for name in ("gone", "missing"))
     text = f"{gone:,} of {gone + missing:,} ways" if kernels else "no simulator ran one"
-    points = [one.point for kernel in kernels for one in kernel.reached]
-    without = sum(read(point.line) is None for point in points)
+    without = sum(not line_in_file(one.point.line) for kernel in kernels for one in kernel.reached)
     if without:
         text += f"; {number(without, 'point')} left out, in code without a file"
     return f"coverage of {number(len(kernels), 'kernel')} ({text})"
@@ -402,6 +469,7 @@ def lcov(kernels: Sequence[KernelCoverage], root: Path) -> Iterator[str]:
     )
     for file, lines in sorted(covered_lines(shared).items()):
         path = Path(file)
+        lines = {number: line for number, line in lines.items() if line.state != "excused"}
         yield "TN:\n"
         yield f"SF:{os.path.relpath(path, root) if path.is_relative_to(root) else path}\n"
         ways = [

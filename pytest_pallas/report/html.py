@@ -42,6 +42,8 @@ from pytest_pallas.report.coverage import (
     coverage_of,
     covered_sources,
     gap_of,
+    place_of,
+    reasons_of,
 )
 from pytest_pallas.report.drawings import (
     MOST_WAITS,
@@ -85,6 +87,8 @@ def _environment() -> Any:
     environment.filters["times"] = times
     environment.filters["share"] = share
     environment.filters["gap"] = gap_of
+    environment.filters["place"] = place_of
+    environment.filters["reasons"] = reasons_of
     return environment
 
 

@@ -24,7 +24,7 @@ MODULES = (
 _ORDER = (
     *("results", "footnotes", "not applicable", "inputs", "coverage", "distinct"),
     *("untried inputs", "unreached"),
-    *("compilers", "mutants", "mutation score", "costs", "goldens", "fleet"),
+    *("compilers", "mutants", "minimums", "costs", "goldens", "fleet"),
 )
 
 

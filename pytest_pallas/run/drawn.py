@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import jax
 
-from pallas_sim.coverage import Point
+from pallas_sim.coverage import Reached
 from pallas_sim.errors import PallasError
 from pytest_pallas.backends.processes import gang
 from pytest_pallas.backends.tracing import shape_of
@@ -258,8 +258,8 @@ def _growth_of(run: CheckRun) -> Growth | None:
     if not run.check.base and (based or run.check.subjects is not larger_first):
         return None
 
-    def accepts(point: Point, way: str) -> bool:
-        return bool(reason_of(spec.unreached, point, way))
+    def accepts(reached: Reached, way: str) -> bool:
+        return bool(reason_of(spec.unreached, reached, way))
 
     _, depth = session.tiles.get((spec.file, spec.name, *run.axes.items()), ({}, 0))
     return Growth(budget=steps, depth=depth, accepts=accepts, explain=run.result.explain)

@@ -105,7 +105,9 @@ def test_what_has_run_costs_nothing():
 
 def test_nothing_grows_for_an_accepted_way():
     accepted = grown(
-        pst.arrays("m n", multiple_of=TILES), late, accepts=lambda *way: way == (BRANCH, "true")
+        pst.arrays("m n", multiple_of=TILES),
+        late,
+        accepts=lambda one, way: (one.point, way) == (BRANCH, "true"),
     )
     assert accepted == ([], {})
 
