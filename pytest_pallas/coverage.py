@@ -85,12 +85,9 @@ def concerns(key: str, reached: Reached, way: str) -> bool:
     such as ``step >= stages true``.
     """
     point, subject = reached.point, key.removesuffix(f" {way}")
-    place, line = subject.replace("\\", "/"), point.line.replace("\\", "/")
-    return (
-        subject in (reached.condition, point.name, point.kernel)
-        or place == line
-        or (":" in place and line.endswith(f"/{place}"))
-    )
+    path, line = subject.replace("\\", "/"), point.line.replace("\\", "/")
+    named = subject in (reached.condition, point.name, point.kernel)
+    return named or path == line or line.endswith(f"/{path}")
 
 
 def reason_of(unreached: Mapping[str, str], reached: Reached, way: str) -> str:

@@ -70,6 +70,7 @@ class Growth:
       spent: steps of the examples by which the others grew.
       cut: ways for which a larger example would have been tried, with more steps.
       too_large: dims of which larger sizes do not fit the arrays.
+      refused: dims of which the kernel refuses larger sizes, or the chip has no memory for them.
       pools: the sizes of dims, as far as they are known.
       planned: the number of examples by which it began.
     """
@@ -83,6 +84,7 @@ class Growth:
     spent: int = 0
     cut: set[Way] = field(default_factory=set[Way])
     too_large: set[str] = field(default_factory=set[str])
+    refused: set[str] = field(default_factory=set[str])
     pools: Mapping[str, SizePool] = field(default_factory=dict[str, SizePool])
     planned: int = 0
 
@@ -93,16 +95,24 @@ class Growth:
             seen = _seen(as_arguments(call), outcome)
             self.seen.append(replace(seen, sizes=self._drawn(seen.sizes)) if self.pools else seen)
 
+    def exceeds(self, goal: Goal) -> bool:
+        """Return whether a goal has a size beyond those that the strategy declares."""
+        return any(
+            pool.high is None and size in pool.further
+            for name, size in goal.sizes.items()
+            if (pool := self.pools.get(name)) is not None
+        )
+
     def missing(self) -> Sequence[Way]:
         """Return the ways that no example went, and that should be gone.
 
-        Also those that the programs rule out because of their sizes.
+        Also those that the programs rule out: of other sizes, one may go them.
         """
         reached = merged(example.reached.values() for example in self.seen)
         return [
             (one.point, way)
             for one in reached
-            for way in (*one.missing, *(way for way in one.unreachable if way in one.needs))
+            for way in (*one.missing, *one.unreachable)
             if one.point.kind not in _LEFT and not self.accepts(one, way)
         ]
 
@@ -148,6 +158,8 @@ class Growth:
             __tracebackhide__ = True
             before = len(self.seen)
             attempt(drawn, goal)
+            if goal is not None and len(self.seen) == before:
+                self.refused.update(self._largest(goal))
             steps = sum(example.steps for example in self.seen[before:])
             self.spent += max(steps, LEAST_STEPS)
 
@@ -392,4 +404,6 @@ def _limit(growth: Growth, name: str) -> str:
         return f"{name} is at most {largest} (max_elements=, max_bytes=)"
     if pool.high is not None:
         return f"{name} is at most {pool.high} (max_dim=)"
+    if name in growth.refused:
+        return f"the kernel refuses {name} above {largest}, or needs more memory than the chip has"
     return f"no size of {name} up to {largest} reaches it"

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from pallas_sim.coverage import Point, Reached, merged
-from pallas_sim.findings import SourceLine, read, short
+from pallas_sim.findings import SourceLine, line_in_file, read, short
 from pytest_pallas.coverage import concerns, reason_of, ways_of
 from pytest_pallas.record import Record, reached_by
 from pytest_pallas.report.section import Line, Results, group_by, number, section
@@ -139,24 +139,16 @@ def covered(records: Iterable[Record]) -> list[KernelCoverage]:
     return [coverage_of(rows) for rows in groups.values()]
 
 
-def line_of(point: Point) -> SourceLine | None:
-    """Return the line of a point; None in code that ``exec`` made, of which a file has no line."""
-    at = read(point.line)
-    return None if at is not None and point.line.startswith(f"{at} ") else at
-
-
 def place_of(point: Point) -> str:
     """Return the line of a point for a reader, or a name if it has none."""
     if not point.line:
         return f"in {point.kernel}"
-    at = read(point.line)
-    if at is None or line_of(point) is not None:
-        return short(point.line)
-    return f"{at.short}, {point.line.removeprefix(f'{at} (').removesuffix(')')}"
+    generated = read(point.line) is not None and line_in_file(point.line) is None
+    return f"{short(point.line)}, in code without a file" if generated else short(point.line)
 
 
 def _order(reached: Reached) -> tuple[str, int, Point]:
-    line = line_of(reached.point) or SourceLine("", 0)
+    line = line_in_file(reached.point.line) or SourceLine("", 0)
     return (line.file, line.line, reached.point)
 
 
@@ -286,9 +278,8 @@ def section_of_coverage(results: Results) -> Iterator[str]:
 
 @section("unreached", quiet=False)
 def section_of_unreached(results: Results) -> Iterator[Line]:
-    """What never ran, unless other checks are elsewhere: in other shards, or not in a replay."""
-    options = results.session.options
-    if not (options.replay or options.shard):
+    """What never ran, unless one example was run alone."""
+    if not results.session.options.replay:
         for line in notes(covered(results.executed), every=results.every):
             yield Line(line, "yellow")
 
@@ -346,7 +337,7 @@ def covered_lines(reached: Iterable[Reached]) -> dict[str, dict[int, CoveredLine
     """
     files: dict[str, dict[int, CoveredLine]] = {}
     for one in sorted(reached, key=_order):
-        at = line_of(one.point)
+        at = line_in_file(one.point.line)
         if at is not None:
             line = files.setdefault(at.file, {}).setdefault(at.line, CoveredLine())
             line.count = max(line.count, sum(one.counts.values()))
@@ -459,7 +450,7 @@ def described(kernels: Sequence[KernelCoverage]) -> str:
     """Say how much a tracefile has."""
     gone, missing = (sum(getattr(one, name) for one in kernels) for name in ("gone", "missing"))
     text = f"{gone:,} of {gone + missing:,} ways" if kernels else "no simulator ran one"
-    without = sum(line_of(one.point) is None for kernel in kernels for one in kernel.reached)
+    without = sum(not line_in_file(one.point.line) for kernel in kernels for one in kernel.reached)
     if without:
         text += f"; {number(without, 'point')} left out, in code without a file"
     return f"coverage of {number(len(kernels), 'kernel')} ({text})"

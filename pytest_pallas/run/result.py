@@ -184,12 +184,17 @@ class Result(ExampleResults):
         self.coverage = merged((self.coverage, *runs))
 
     def explain(self, reasons: Mapping[tuple[Point, str], str]) -> None:
-        """Say why no example went some ways; they are missing, also if programs rule them out."""
+        """Say why no example went some ways.
+
+        Where a program rules one out that depends on more than its sizes, larger sizes would allow
+        it: it is missing.
+        """
         explained: list[Reached] = []
         for one in self.coverage:
             why = {way: text for (point, way), text in reasons.items() if point == one.point}
-            missing = tuple(dict.fromkeys((*one.missing, *why)))
-            kept = {way: text for way, text in one.unreachable.items() if way not in why}
+            more = [way for way in why if way in one.needs or one.depends]
+            missing = tuple(dict.fromkeys((*one.missing, *more)))
+            kept = {way: text for way, text in one.unreachable.items() if way not in missing}
             explained.append(replace(one, missing=missing, unreachable=kept, why=why))
         self.coverage = tuple(explained)
 
