@@ -498,7 +498,8 @@ def _takes_turns(ring: _Ring, launches: Sequence[_Launch]) -> bool:
     lines: dict[tuple[str, ...], set[int]] = {}
     for (site, *names), used in ring.sites.items():
         lines.setdefault((site.line, *names), set()).update(used)
-    return len(slots) < ring.slots or any(len(used) > 1 for used in lines.values())
+    # A part of one row, of which there is only one, is no slot.
+    return 1 < len(slots) < ring.slots or any(len(used) > 1 for used in lines.values())
 
 
 def _goes_round(site: SlotSite, launches: Sequence[_Launch]) -> bool:

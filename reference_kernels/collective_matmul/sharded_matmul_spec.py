@@ -79,4 +79,5 @@ SPEC_RINGS = _spec(
     ),
     meshes="x",
     backends=without(REACHING),
+    unreached={"group > 0 true": "arrays of more than a group of pieces: see all_reduce"},
 )

@@ -39,6 +39,11 @@ def _typical(**tuning: Any) -> tuple[pst.Arguments, ...]:
     )
 
 
+_UNREACHED_WITHOUT_PAIRS = {
+    "count none": "every block has a tile",
+    'jax.lax.axis_index("pair") == 0 false': "without pairs a block is the only one of its cluster",
+}
+
 _ALL_ARRIVED = "without pairs nobody else arrives, and what the output waits for comes last"
 _NO_PAIR = (
     EquivalentMutant(
@@ -88,6 +93,7 @@ SPEC = KernelSpec(
     relations=_RELATIONS,
     typical=_typical(pair=False, schedule="static"),
     equivalent=_NO_PAIR,
+    unreached=_UNREACHED_WITHOUT_PAIRS,
 )
 
 SPEC_DYNAMIC = KernelSpec(
@@ -101,13 +107,19 @@ SPEC_DYNAMIC = KernelSpec(
     relations=_RELATIONS,
     typical=_typical(pair=False, schedule="dynamic"),
     equivalent=_NO_PAIR,
+    unreached=_UNREACHED_WITHOUT_PAIRS,
 )
 
 SPEC_PAIR = KernelSpec(
     name="blackwell_matmul_pair",
     kernel={"gpu": blackwell_matmul},
     reference=reference,
-    inputs=_inputs(pair=True, block_n=256, schedule=st.sampled_from(get_args(Schedule))),
+    inputs=_inputs(
+        pair=True,
+        block_n=256,
+        schedule=st.sampled_from(get_args(Schedule)),
+        programs=st.sampled_from([1, 2]),
+    ),
     backends=BLACKWELL,
     exact=True,
     vmappable=False,

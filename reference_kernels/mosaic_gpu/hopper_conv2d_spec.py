@@ -35,7 +35,7 @@ SPEC = KernelSpec(
         options={"padding": st.sampled_from(["SAME", "VALID"])},
         tuning={
             "block_m": 64,
-            "block_n": st.sampled_from([64, 128]),
+            "block_n": st.sampled_from([64, 128, 192]),
             "stages": st.sampled_from([2, 3]),
         },
     ),
