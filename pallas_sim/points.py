@@ -158,6 +158,7 @@ class SlotSite:
       slots: the length of that axis.
       fills: whether the copy writes there.
       in_pipeline: whether a pipeline of JAX's copies, whose buffers take turns.
+      is_part: whether it is a slice, which may be a part of a block as well.
     """
 
     equation: Any
@@ -167,6 +168,7 @@ class SlotSite:
     slots: int
     fills: bool
     in_pipeline: bool
+    is_part: bool
 
     @property
     def of_operand(self) -> bool:
@@ -216,6 +218,7 @@ def _slot_site(eqn: Equation, part: RefPart, *, fills: bool) -> SlotSite | None:
     if not isinstance(first, Indexed) or not first.indices or first.shape[0] < 2:
         return None
     index = first.indices[0]
+    is_part = isinstance(index, AxisSlice)
     if isinstance(index, AxisSlice) and index.size == 1:
         index = index.start
     if isinstance(index, Operand):
@@ -226,7 +229,9 @@ def _slot_site(eqn: Equation, part: RefPart, *, fills: bool) -> SlotSite | None:
     elif not isinstance(index, int):
         return None
     in_pipeline = move_of_block(eqn.origin) is not None
-    return SlotSite(eqn.origin, eqn.line, part.position, index, first.shape[0], fills, in_pipeline)
+    return SlotSite(
+        eqn.origin, eqn.line, part.position, index, first.shape[0], fills, in_pipeline, is_part
+    )
 
 
 class _Launch(NamedTuple):
@@ -498,8 +503,9 @@ def _takes_turns(ring: _Ring, launches: Sequence[_Launch]) -> bool:
     lines: dict[tuple[str, ...], set[int]] = {}
     for (site, *names), used in ring.sites.items():
         lines.setdefault((site.line, *names), set()).update(used)
-    # A part of one row, of which there is only one, is no slot.
-    return 1 < len(slots) < ring.slots or any(len(used) > 1 for used in lines.values())
+    if len(slots) == 1 and all(site.is_part for site, *_ in ring.sites):
+        return False
+    return len(slots) < ring.slots or any(len(used) > 1 for used in lines.values())
 
 
 def _goes_round(site: SlotSite, launches: Sequence[_Launch]) -> bool:

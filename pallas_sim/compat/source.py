@@ -110,7 +110,11 @@ class UserCall(NamedTuple):
 
 
 def call_of_user(eqn: Any) -> UserCall | None:
-    """Return the user's call that made an equation; None of what JAX made on its own."""
+    """Return the user's call that made an equation; None of what JAX made on its own.
+
+    None also in a derivative that ``jax.custom_vjp`` defines: JAX gives all of its equations the
+    place of the call that it is the derivative of.
+    """
     traceback = getattr(getattr(eqn, "source_info", None), "traceback", None)
     return None if traceback is None else _call(traceback)
 
@@ -122,6 +126,8 @@ def _call(traceback: Any) -> UserCall | None:
     in_pipeline = False
     for code, instruction in zip(*traceback.raw_frames(), strict=True):
         if info.is_user_filename(code.co_filename):
+            if "process_custom_vjp_call" in functions:
+                return None
             spot = _spot(info.raw_frame_to_frame(code, instruction))
             return UserCall(spot, tuple(functions), in_pipeline)
         functions.append(code.co_name)

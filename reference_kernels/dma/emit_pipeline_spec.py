@@ -12,8 +12,8 @@ from reference_kernels.dma.emit_pipeline import add_one_pipelined, reference
 _ARRAYS = pst.arrays(
     "m n",
     dtype=pst.dtypes("bfloat16", "float32", "int32"),
-    # Up to four blocks, so that every buffer is used again.
-    dims={"m": [1, 15, 16, 17, 61], "n": [1, 129]},
+    # Up to six whole blocks, so that every buffer of two cores is used again.
+    dims={"m": [1, 15, 16, 17, 109], "n": [1, 129]},
 )
 
 _PERMUTED = tuple(Permuted({0: axis}, output=axis, exact=True) for axis in (0, 1))

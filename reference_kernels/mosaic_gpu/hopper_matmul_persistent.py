@@ -62,7 +62,7 @@ class _Schedule:
     def mine(self) -> jax.Array:
         """How many of them this block works on."""
         cluster, clusters = jax.lax.axis_index("cluster"), jax.lax.axis_size("cluster")
-        return (self.tiles[0] * self.tiles[1] - cluster + clusters - 1) // clusters
+        return jax.lax.div(self.tiles[0] * self.tiles[1] - cluster + clusters - 1, clusters)
 
     def corner(self, turn: jax.Array) -> tuple[jax.Array, jax.Array, int]:
         """The first row, column and step of the tile that this block works on in its ``turn``."""

@@ -36,7 +36,7 @@ SPEC = KernelSpec(
         EquivalentMutant(
             operator="arithmetic",
             change="sub -> add",
-            source="- cluster + clusters - 1) // clusters",
+            source="- cluster + clusters - 1, clusters)",
             reason="tiles that are too many lie outside of the output, where TMA writes nothing",
         ),
     ),

@@ -132,6 +132,24 @@ def test_calls_scopes_and_loops_are_entered() -> None:
     assert one.counts == {"false": 2, "true": 1}
 
 
+def test_a_derivative_has_no_points() -> None:
+    """JAX keeps no lines of it: all of it would be the line that calls the kernel."""
+
+    def body(x_ref: Any, o_ref: Any) -> None:
+        @pl.loop(0, x_ref[0, 0].astype(jnp.int32))
+        def _(i: Any) -> None:
+            o_ref[...] = x_ref[...] * i
+
+    @jax.custom_vjp
+    def kernel(x: Any) -> Any:
+        return on_rows(body, x)
+
+    kernel.defvjp(lambda x: (on_rows(body, x), x), lambda x, do: (on_rows(body, x + do),))
+    program = jax.grad(lambda x: kernel(x).sum())
+    one = only(program, ones(8, 128), kind="loop")
+    assert one.point.line == at(body, "@pl.loop")
+
+
 def test_only_the_kernel_counts_and_not_what_jax_makes() -> None:
     def program(x: Any) -> Any:
         x = lax.cond(x[0, 0] > 2, lambda: x, lambda: x * 2)
@@ -310,6 +328,18 @@ def test_a_ring_in_a_loop() -> None:
     )
     assert (few.missing, few.used) == (("again",), 2)
     assert (many.missing, many.counts) == ((), {"first": 4, "again": 5})
+
+
+def test_a_part_of_one_row_is_no_slot() -> None:
+    """Such as the rest of an array whose last block is partial."""
+
+    def body(x_ref: Any, o_ref: Any, buf: Any) -> None:
+        pltpu.sync_copy(x_ref.at[pl.ds(8, 1)], buf.at[pl.ds(0, 1)])
+        o_ref[...] = buf[pl.ds(0, 1)]
+
+    memory = [pltpu.VMEM((8, 128), jnp.float32)]
+    run = pl.pallas_call(body, in_specs=[ANY], out_shape=ones(1, 128), scratch_shapes=memory)
+    assert not reached(run, ones(9, 128), kind="ring")
 
 
 def test_buffers_that_each_have_something_of_their_own_are_no_ring() -> None:
