@@ -333,12 +333,14 @@ def test_a_ring_in_a_loop() -> None:
 def test_a_part_of_one_row_is_no_slot() -> None:
     """Such as the rest of an array whose last block is partial."""
 
-    def body(x_ref: Any, o_ref: Any, buf: Any) -> None:
-        pltpu.sync_copy(x_ref.at[pl.ds(8, 1)], buf.at[pl.ds(0, 1)])
+    def body(x_ref: Any, o_ref: Any, buf: Any, sem: Any) -> None:
+        copy = pltpu.make_async_copy(x_ref.at[pl.ds(8, 1)], buf.at[pl.ds(0, 1)], sem)
+        copy.start()
+        copy.wait()
         o_ref[...] = buf[pl.ds(0, 1)]
 
-    memory = [pltpu.VMEM((8, 128), jnp.float32)]
-    run = pl.pallas_call(body, in_specs=[ANY], out_shape=ones(1, 128), scratch_shapes=memory)
+    scratch = [pltpu.VMEM((8, 128), jnp.float32), pltpu.SemaphoreType.DMA]
+    run = pl.pallas_call(body, in_specs=[ANY], out_shape=ones(1, 128), scratch_shapes=scratch)
     assert not reached(run, ones(9, 128), kind="ring")
 
 
