@@ -80,12 +80,13 @@ SPEC_FLOAT8 = KernelSpec(
         pst.arrays(
             "m k, n k",
             dtype=pst.floats("float8_e4m3fn"),
-            around=_AROUND,
-            dims={"k": [1, 130, 400, 640]},  # as many steps, of twice as many terms
+            around={"m": 64},
+            # As many steps, of twice as many terms; and parts that take turns on their way out.
+            dims={"k": [1, 130, 400, 640], "n": [1, 64, 129]},
             max_bytes=products.MAX_BYTES,
         ),
         options={"transpose_rhs": True, "out_dtype": st.sampled_from([None, "float32"])},
-        tuning=_BLOCKS,
+        tuning={**_BLOCKS, "block_n": st.sampled_from([64, 192])},
     ),
     exact=True,
     relations=(Permuted({0: 0}, output=0), Permuted({0: 1, 1: 1})),

@@ -5,8 +5,11 @@ from pathlib import Path
 
 from pallas_test_support.forked_python import run_python
 
+from pytest_pallas.run.collection import suite
+
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
+VERIFIED = "docs/verified.md"
 
 
 def output(name, page="README.md"):
@@ -80,7 +83,7 @@ def test_the_main_job_is_of_all_kernels():
         # What is only compiled has no test in that job.
         if any("interpret" in backend or "sim" in backend for backend in spec.claimed)
     }
-    main = output("main", "docs/verified.md")
+    main = output("main", VERIFIED)
     shown, more = re.search(
         r"^kernel .*?\n(.*)^\.\.\. and (\d+) more kernels", main, re.DOTALL | re.MULTILINE
     ).groups()
@@ -91,8 +94,25 @@ def test_the_main_job_is_of_all_kernels():
     assert "FAILED" not in main
 
 
+def test_the_main_job_reaches_all_of_the_kernels():
+    [(gone, ways)] = re.findall(r"^coverage: (.*) of (.*) ways", output("main", VERIFIED), re.M)
+    assert gone == ways
+    assert "quick --pallas-coverage-min=100\n" in (ROOT / ".ci/run").read_text()
+
+
+def test_what_the_kernels_leave_out_is_listed():
+    specs = suite("reference_kernels").specs()
+    rows = [
+        f"| `{spec.name}` | `{key}` | {reason} |"
+        for spec in specs
+        for key, reason in spec.unreached.items()
+    ]
+    section = (ROOT / VERIFIED).read_text().partition("## What of the kernels runs")[2]
+    assert re.findall(r"^\| `.*$", section, re.MULTILINE) == rows
+
+
 def test_the_readme_says_what_the_main_job_printed():
-    main = output("main", "docs/verified.md")
+    main = output("main", VERIFIED)
     passed, seconds = re.search(r"(\d+) passed.* in (\d+)\.\d+s", main).groups()
     [kernels] = re.findall(r"inputs: (\d+) kernels", main)
     words = f"{int(passed):,} checks of {kernels} kernels pass in {seconds} seconds"
@@ -103,4 +123,4 @@ def test_both_commands_are_the_same_on_both_pages():
     commands = re.findall(r"^\s*(pip install uv && .*)$", README, re.MULTILINE)
     assert len(commands) == 2
     for command in commands:
-        assert command in (ROOT / "docs/verified.md").read_text()
+        assert command in (ROOT / VERIFIED).read_text()
