@@ -208,11 +208,13 @@ def dims(
         ``b-1``, ``b``, ``b+1``, ``2b-1``, ``2b``, ``2b+1`` and some primes (with ``max_dim``,
         ``3b`` and ``3b+1`` too). Dims without it have small sizes, and those near the constants of
         their own constraints: ``n % 128 = 0`` draws 128, 256 and 384.
-      multiple_of: likewise for sizes that are one, two or three tiles.
+      multiple_of: likewise for sizes that are one, two or three tiles. Of a spec, examples may grow
+        beyond these sizes; see docs/strategies.md.
       dims: a mapping from dim to its size, to a list of sizes, or to a strategy for it.
       unequal: names of dims that never have the same size, or True for those of all arrays. Most
         draws have different sizes anyway, but some are square.
-      max_dim: the largest size, except for sizes from ``dims`` or a constraint.
+      max_dim: the largest size, except for sizes from ``dims`` or a constraint; also of examples
+        that grow.
       max_elements: the most elements that one array may have; larger draws are made smaller.
       min_dim: the smallest size, except for sizes from ``dims``. 0 draws empty arrays, too.
 

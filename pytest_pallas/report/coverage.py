@@ -21,7 +21,7 @@ from pytest_pallas.record import Record, reached_by
 from pytest_pallas.report.section import Line, Results, group_by, number, section
 
 #: Number of kernels with a line of their own, of points in each, and of characters of a reason.
-_KERNELS, _POINTS, _REASON = 5, 3, 60
+_KERNELS, _POINTS, _REASON = 5, 3, 100
 
 
 @dataclass(frozen=True, kw_only=True)
