@@ -176,7 +176,7 @@ class Ref:
     block: Any = None
     reached: set[tuple[int, str]] = field(default_factory=set)
     blocks: PipelinedBlocks | None = None
-    uses: dict[Any, int] | None = None
+    uses: dict[Any, Any] | None = None
 
     @property
     def shape(self) -> tuple[int, ...]:

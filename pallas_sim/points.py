@@ -331,14 +331,14 @@ class Coverage:
             sites = [slots.semaphore]
         for site in sites:
             ref = operands[site.position]
-            uses: dict[Any, int] | None = ref.uses
+            uses: dict[Any, Any] | None = ref.uses
             if uses is None:
                 continue
             slot = int(operands[site.slot.position] if site.of_operand else site.slot)
             ring = self._rings.get((ref.name, kernel))
             if ring is None:
                 ring = self._rings[ref.name, kernel] = _Ring(
-                    site.line or str(uses.get("line", "")), site.slots
+                    site.line or uses.get("line", ""), site.slots
                 )
             key, opened = (site.fills, slot), (site.fills, slot, "open")
             if not uses.get(opened):
