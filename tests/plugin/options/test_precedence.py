@@ -23,6 +23,7 @@ CASES = {
     "devices": (8, ("3", 3), ("4", 4), None),
     "profile": ("ci", ("quick", "quick"), ("thorough", "thorough"), None),
     "max_examples": (8, ("3", 3), ("4", 4), ("max_examples=5", 5)),
+    "growth": (200_000, ("3", 3), ("4", 4), ("growth=5", 5)),
     "max_bytes": (2**26, ("3KiB", 3072), ("1MiB", 2**20), None),
     "fuzz_time": (0.0, ("3", 3.0), ("4.5", 4.5), None),
     "fuzz_rounds": (0, ("3", 3), ("4", 4), None),
@@ -49,6 +50,7 @@ CASES = {
     "resume": (None, ("a.json", "a.json"), ("b.json", "b.json"), None),
     "failures": (None, ("a.json", "a.json"), ("b.json", "b.json"), None),
     "html": (None, ("a.html", "a.html"), ("b.html", "b.html"), None),
+    "coverage": (None, ("a.info", "a.info"), ("b.info", "b.info"), None),
     "coverage_min": (0.0, ("3", 3.0), ("99.5", 99.5), None),
     "trace": (None, ("a.json", "a.json"), ("b.json", "b.json"), None),
     "dump": (None, ("a", "a"), ("b", "b"), None),
@@ -107,7 +109,7 @@ EXAMPLE = Example(
 def plain(project, name, value):
     """An option's value as text, where it is one; a path from the project's folder."""
     value = json.loads(json.dumps(value, default=str))
-    files = ("results", "failures", "html", "trace", "dump", "cost_file")
+    files = ("results", "failures", "html", "coverage", "trace", "dump", "cost_file")
     if name in files and value is not None and Path(value).is_absolute():
         return str(Path(value).relative_to(project.path))  # made absolute, by where pytest started
     return value
