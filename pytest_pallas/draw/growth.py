@@ -375,13 +375,14 @@ def _reason(growth: Growth, way: Way) -> str:
     needs = _need(reached, way[1])
     if way in growth.cut:
         return f"{needs}not reached within {growth.budget:,} steps (--pallas-growth)"
-    names = [name for name in growth.pools if any(name in one.sizes for one in growth.seen)]
+    names = [name for name, pool in growth.pools.items() if len(pool.every) > 1]
     if not names:
         return f"{needs}the strategy has no dims that could grow"
     matter = [name for name in names if _changes(growth.seen, way, name)]
-    if not matter and any(_grew(growth, name) for name in names):
+    bounded = matter or [name for name in names if _changes(growth.seen, way, name) is None]
+    if not bounded:
         return f"{needs}no size of {' or '.join(names)} changes it"
-    return needs + ", ".join(_limit(growth, name) for name in matter or names)
+    return needs + ", ".join(_limit(growth, name) for name in bounded)
 
 
 def _need(reached: Reached, way: str) -> str:
@@ -396,17 +397,11 @@ def _need(reached: Reached, way: str) -> str:
     return ""
 
 
-def _grew(growth: Growth, name: str) -> bool:
-    """Return whether a dim had sizes that differ much."""
-    sizes = {one.sizes[name] for one in growth.seen if name in one.sizes}
-    return max(sizes, default=0) >= 4 * max(min(sizes, default=0), 1)
-
-
 def _limit(growth: Growth, name: str) -> str:
     """Return why no larger size of a dim was tried."""
     pool = growth.pools[name]
-    largest = max(one.sizes.get(name, 0) for one in growth.seen)
-    if pool.listed or len(pool.every) == 1:
+    largest = max((one.sizes.get(name, 0) for one in growth.seen), default=0)
+    if pool.listed:
         return f"dims= lists no size of {name} that reaches it"
     if name in growth.too_large:
         return f"{name} is at most {largest} (max_elements=, max_bytes=)"

@@ -23,7 +23,7 @@ def test_examples(blocks, pytester, number):
         pytester.syspathinsert()
         suite = (f"--pallas-suite={name.removesuffix('.py')}", "-kforward")
         done = pytester.runpytest_inprocess("-p", "no:cacheprovider", *suite)
-        done.assert_outcomes(failed=1, deselected=12)
+        done.assert_outcomes(failed=1, deselected=10)
         (shown,) = re.findall("\n    (double: forward .*?)\n\n", TEXT, re.DOTALL)
         lines = [line.strip() for line in shown.splitlines() if line.strip() != "..."]
         done.stdout.fnmatch_lines([f"*{glob.escape(line)}" for line in lines])
