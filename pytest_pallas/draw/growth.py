@@ -35,6 +35,9 @@ _FEW_SLOTS = 4
 #: Points that sizes do not decide: whether a wait blocks is a matter of the order of events.
 _LEFT: tuple[Kind, ...] = ("wait",)
 
+#: Points that values may decide.
+_OF_VALUES: tuple[Kind, ...] = ("branch", "loop", "mask")
+
 #: A way at a point.
 type Way = tuple[Point, str]
 
@@ -180,6 +183,7 @@ class Growth:
         return any(
             way in one.missing
             for point, way in self.missing()
+            if point.kind in _OF_VALUES
             for example in self.seen
             if (one := example.reached.get(point)) is not None
         )
