@@ -56,6 +56,7 @@ from pytest_pallas.draw.sizes import (
     holds,
     parse,
 )
+from pytest_pallas.draw.steering import unsteered
 from pytest_pallas.draw.values import check_classes, generate
 from pytest_pallas.errors import SpecError
 from pytest_pallas.record import VALUES, Aspect
@@ -245,7 +246,8 @@ def _arrays(draw: DrawFn, plan: _ArraysPlan) -> Drawn:
         _check_count(plan.shapes, drawn)
     dtypes = [as_dtype(dtype, "what dtype drew") for dtype in drawn]
     sizes = draw(plan.sizes(tuple(dtype.itemsize for dtype in dtypes)))
-    values, seed = choose(draw, plan.values, VALUES, str), draw(_SEEDS)
+    with unsteered():
+        values, seed = choose(draw, plan.values, VALUES, str), draw(_SEEDS)
     if current_probe() is not None:
         import jax
 

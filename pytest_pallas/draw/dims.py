@@ -46,6 +46,7 @@ from pytest_pallas.draw.sizes import (
     parse_constraint,
     simplicity,
 )
+from pytest_pallas.draw.steering import unsteered
 from pytest_pallas.errors import DrawTooLargeError, SpecError
 
 #: Elements of the largest array that is drawn by default: 4 MiB of float32.
@@ -375,13 +376,15 @@ def draw_dims(draw: DrawFn, plan: DimsPlan) -> dict[str, int]:
     probe = current_probe()
     if probe is not None and any(pool.unsaid for pool in plan.pools.values()):
         return _probed(plan, probe, sizes)
-    positions = _planned(draw, plan, sizes) or _positions(draw, plan)
-    sizes |= {n: p.sizes[at] for (n, p), at in zip(plan.pools.items(), positions, strict=True)}
-    if plan.constrained:
-        if not _complete(plan, sizes):
-            reject()
-    elif _too_large(plan.shapes, sizes, plan.budget):
-        _reduce(plan, sizes, first=draw(st.integers(0, len(plan.pools) - 1)) if plan.pools else 0)
+    with unsteered():
+        positions = _planned(draw, plan, sizes) or _positions(draw, plan)
+        sizes |= {n: p.sizes[at] for (n, p), at in zip(plan.pools.items(), positions, strict=True)}
+        if plan.constrained:
+            if not _complete(plan, sizes):
+                reject()
+        elif _too_large(plan.shapes, sizes, plan.budget):
+            first = draw(st.integers(0, len(plan.pools) - 1)) if plan.pools else 0
+            _reduce(plan, sizes, first=first)
     return {name: sizes[name] for name in plan.shapes.variables}
 
 
