@@ -57,7 +57,7 @@ from pytest_pallas.draw.sizes import (
     parse,
 )
 from pytest_pallas.draw.steering import unsteered
-from pytest_pallas.draw.values import check_classes, generate
+from pytest_pallas.draw.values import USUAL, check_classes, generate
 from pytest_pallas.errors import SpecError
 from pytest_pallas.record import VALUES, Aspect
 
@@ -100,7 +100,7 @@ def arrays(
     around: Tiles | None = None,
     multiple_of: Tiles | None = None,
     dims: Mapping[str, Sizes] | None = None,
-    values: str | Sequence[str] = ("normal", "integers"),
+    values: str | Sequence[str] = USUAL,
     unequal: bool | Sequence[str] = (),
     max_bytes: int | None = None,
     max_dim: int | None = None,
@@ -130,7 +130,8 @@ def arrays(
       around: see ``strategies.dims``, as for the next two.
       multiple_of: sizes that are one, two or three tiles.
       dims: explicit sizes by name.
-      values: one or more classes of values; docs/strategies.md lists them. Classes with NaN and
+      values: one or more classes of values; docs/strategies.md lists them. By default ``"normal"``,
+        ``"integers"``, ``"ties"`` and ``"peaks"``. Classes with NaN and
         infinities (``"special"``) or subnormals (``"tiny"``) must be named: most kernels do not
         support them.
       unequal: see ``strategies.dims``.

@@ -2,9 +2,9 @@
 
 Lengths that ``st.lists(st.integers(0, n))`` draws are random numbers, and most mistakes need other
 ones: a list that is full, or whose first sequence is empty. So while hypothesis generates, integers
-with bounds, booleans and the lengths of lists are choices of the plan (``covering``), too: a number by
-where it is in its range, the numbers of a list by a pattern. Strategies of this package make their
-own choices, and draw without it (``unsteered``).
+with bounds, booleans and the lengths of lists are choices of the plan (``covering``), too: a number
+by where it is in its range, the numbers of a list by a pattern. Strategies of this package make
+their own choices, and draw without it (``unsteered``).
 
 Numbers are of a list if they are in a collection of hypothesis, or if one strategy drew several at
 the same place of an example. How many of these will come is known from earlier examples.
