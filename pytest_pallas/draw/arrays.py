@@ -7,7 +7,8 @@ these choices (``build``). ``draw_several`` draws a few examples to inspect a st
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from types import MappingProxyType
@@ -18,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 from hypothesis import HealthCheck
 from hypothesis import strategies as st
+from hypothesis.errors import FailedHealthCheck, Unsatisfiable
 from hypothesis.strategies import DrawFn, SearchStrategy
 
 from pytest_pallas import budget
@@ -58,7 +60,7 @@ from pytest_pallas.draw.sizes import (
 )
 from pytest_pallas.draw.steering import unsteered
 from pytest_pallas.draw.values import USUAL, check_classes, generate
-from pytest_pallas.errors import SpecError
+from pytest_pallas.errors import PallasError, SpecError, raised_line
 from pytest_pallas.record import VALUES, Aspect
 
 #: A dtype, or a strategy that draws one.
@@ -324,6 +326,35 @@ def draw_several(strategy: Any, most: int) -> Sequence[Arguments]:
     return draw(strategy, most, max_bytes())
 
 
+@contextmanager
+def strategy_errors(strategy: Any = None) -> Generator[None]:
+    """Say which line of a user raised while a strategy is made, or examples of it are drawn.
+
+    Raises:
+      SpecError: the strategy raises, has nothing to draw, or filters out almost all draws.
+    """
+    try:
+        yield
+    except (FailedHealthCheck, Unsatisfiable) as error:
+        if strategy is not None and strategy.is_empty:
+            raise SpecError(
+                "the inputs strategy can draw nothing: it is st.nothing(), or a strategy made of it"
+            ) from error
+        raise SpecError(
+            "the inputs strategy gives too few examples: it filters out almost all draws. Draw "
+            "what is needed, by multiple_of=, dims= or constraints such as 'm n; m <= n', in place "
+            "of .filter() and assume()"
+        ) from error
+    except PallasError:
+        raise
+    except Exception as error:
+        line = raised_line(error)
+        raise SpecError(
+            f"the inputs strategy raised {type(error).__name__}: {error}"
+            + (f"\n  raised at {line}" if line else "")
+        ) from None
+
+
 def _draw(strategy: Any, most: int, budget: int) -> Sequence[Arguments]:
     del budget  # strategies need it
     drawn: list[Any] = []
@@ -334,6 +365,7 @@ def _draw(strategy: Any, most: int, budget: int) -> Sequence[Arguments]:
         database=None,
         deadline=None,
         derandomize=True,
+        report_multiple_bugs=False,
         suppress_health_check=[
             HealthCheck.too_slow,
             HealthCheck.data_too_large,
@@ -344,7 +376,7 @@ def _draw(strategy: Any, most: int, budget: int) -> Sequence[Arguments]:
     def draw(value: Any) -> None:
         drawn.append(value)
 
-    with without_module_constants():
+    with without_module_constants(), strategy_errors(strategy):
         draw()
     return [as_arguments(example) for example in drawn]
 

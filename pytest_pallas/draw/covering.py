@@ -22,11 +22,13 @@ from itertools import combinations
 from typing import Any
 
 from hypothesis import strategies as st
+from hypothesis.errors import InvalidArgument
 from hypothesis.strategies import DrawFn, SearchStrategy
 
 from pytest_pallas.compat.fuzzing import answered_by, answering, sampled_elements
 from pytest_pallas.draw.sizes import SizePool, exceeding
 from pytest_pallas.draw.steering import Steered, SteeringMemory
+from pytest_pallas.errors import SpecError
 from pytest_pallas.record import Aspect
 
 #: Limit on the number of alternatives that are known one by one.
@@ -297,6 +299,21 @@ def alternatives(strategy: Any) -> tuple[Any, ...]:
     return () if elements is None or len(elements) > MOST else tuple(elements)
 
 
+def some(name: str, strategy: Any) -> Any:
+    """Return a strategy that can draw something.
+
+    Raises:
+      SpecError: it cannot, for which hypothesis would reject the whole draw; or it is invalid.
+    """
+    try:
+        empty = strategy.is_empty
+    except InvalidArgument as error:
+        raise SpecError(f"{name}: the strategy cannot be used: {error}") from error
+    if empty:
+        raise SpecError(f"{name}: the strategy {strategy!r:.80} can draw nothing; give it a value")
+    return strategy
+
+
 def choose(draw: DrawFn, strategy: Any, aspect: Aspect, word: Callable[[Any], str]) -> Any:
     """Draw from a strategy; of a few alternatives, the plan chooses.
 
@@ -306,7 +323,7 @@ def choose(draw: DrawFn, strategy: Any, aspect: Aspect, word: Callable[[Any], st
       aspect: what is chosen.
       word: returns the word of a value.
     """
-    values = alternatives(strategy)
+    values = alternatives(some(f"{aspect.role} {aspect.name}".strip(), strategy))
     if len(values) < 2:
         return draw(strategy)
     covering = current_covering()

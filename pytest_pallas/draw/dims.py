@@ -26,7 +26,7 @@ from hypothesis.strategies import DrawFn, SearchStrategy
 
 from pytest_pallas.budget import option_text
 from pytest_pallas.compat.fuzzing import answering
-from pytest_pallas.draw.covering import current_covering
+from pytest_pallas.draw.covering import current_covering, some
 from pytest_pallas.draw.sizes import (
     Constraint,
     Learned,
@@ -370,7 +370,7 @@ def _complete(plan: DimsPlan, sizes: dict[str, int]) -> bool:
 def draw_dims(draw: DrawFn, plan: DimsPlan) -> dict[str, int]:
     """Return a strategy for the sizes of a plan."""
     sizes = {
-        name: check_int(f"what dims[{name!r}] drew", draw(strategy), 0)
+        name: check_int(f"what dims[{name!r}] drew", draw(some(f"dims[{name!r}]", strategy)), 0)
         for name, strategy in plan.free.items()
     }
     probe = current_probe()

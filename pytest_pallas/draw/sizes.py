@@ -546,10 +546,19 @@ def _deepened(pool: SizePool, depth: int, high: int | None) -> SizePool:
     return replace(pool, sizes=(*pool.sizes, count * tile), deep=count)
 
 
+#: More sizes of a dim than this cannot be listed.
+_MOST_LISTED = 1024
+
+
 def _explicit(label: str, value: Any) -> SizePool | SearchStrategy[int]:
     """Make the pool that ``dims`` gives for one dim, regardless of min_dim and max_dim."""
     if isinstance(value, SearchStrategy):
         return value
+    if len(_several(value)) > _MOST_LISTED:
+        raise SpecError(
+            f"{label} lists {len(_several(value))} sizes; list those at the boundaries of the "
+            "kernel, or give a strategy such as st.integers(1, 512)"
+        )
     sizes = {check_int(label, size, 0) for size in _several(value)}
     if not sizes:
         raise SpecError(f"{label} is empty; give at least one size")
