@@ -280,8 +280,9 @@ class ValueClass:
     keeps: bool = False
 
 
-#: The classes that are drawn where none are named.
+#: The classes that are drawn where none are named, and those of them with large differences.
 USUAL = ("integers", "normal", "ties", "peaks")
+EXTREME = frozenset(("ties", "peaks"))
 
 #: The value classes from the simplest on, as they are declared; shrinking goes towards the first.
 CLASSES: dict[str, ValueClass] = {}
