@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from types import MappingProxyType
 from typing import Any
@@ -263,7 +263,7 @@ def _arrays(draw: DrawFn, plan: _ArraysPlan) -> Drawn:
         return build(plan.shapes, sizes, dtypes, values=other, seed=number)
 
     made = build(plan.shapes, sizes, dtypes, values=values, seed=seed, kin=VariantSource(sibling))
-    made.declared = plan.declared(current_learned())
+    made.declared = plan.declared(replace(current_learned(), stretched=False))
     return made
 
 

@@ -43,6 +43,9 @@ _LISTS = 2
 #: What a new shape is worth, in pairs, and a new way to exceed tiles.
 _NEW_SHAPE, _NEW_EXTENT = 0.5, 4.0
 
+#: One of so many draws without a plan is an expensive one; in a plan it comes after these shapes.
+_SELDOM, _USUAL_FIRST = 64, 6
+
 #: After so many more rejected than accepted examples, a plan steers users' strategies rarely.
 _REFUSED, _RARELY = 3, 4
 
@@ -77,6 +80,7 @@ class Covering:
       followed: whether hypothesis has drawn what the plan chose, so far in the current example.
       tiled: whether a dim has tiles; then the simplest example is none of the pool, and counts not.
       shares: the shares of pairs with an aspect that are open, as far as they were computed.
+      seldom: whether an example was an expensive one.
       memory: of the strategies of users; see ``steering``.
     """
 
@@ -94,6 +98,7 @@ class Covering:
     followed: bool = True
     tiled: bool = False
     shares: dict[tuple[int, Aspect], float] = field(default_factory=dict[tuple[int, Aspect], float])
+    seldom: bool = False
     memory: SteeringMemory = field(default_factory=SteeringMemory)
 
     def end(self, *, accepted: bool) -> None:
@@ -337,6 +342,19 @@ def choose(draw: DrawFn, strategy: Any, aspect: Aspect, word: Callable[[Any], st
     covering.followed &= position == chosen
     covering.fixed[aspect] = labels[position]
     return values[position]
+
+
+def draw_once_in_a_while(draw: DrawFn) -> bool:
+    """Draw whether this is the one example of a plan that is expensive; not one of the first."""
+    covering = current_covering()
+    positions = st.sampled_from(range(_SELDOM))
+    if covering is None:
+        return draw(positions) == _SELDOM - 1
+    now = not covering.seldom and len(covering.shapes) >= _USUAL_FIRST
+    with answering(_SELDOM - 1 if now else 0):
+        drawn = draw(positions) == _SELDOM - 1
+    covering.seldom |= drawn
+    return drawn
 
 
 def choose_together(draw: DrawFn, choices: Sequence[Mapping[Aspect, str]]) -> int:
