@@ -13,14 +13,13 @@ import hypothesis
 import jax
 import numpy as np
 from hypothesis import HealthCheck, Phase
-from hypothesis.errors import FailedHealthCheck, Unsatisfiable
 from hypothesis.strategies import SearchStrategy
 
 from pytest_pallas.budget import LastUsed
 from pytest_pallas.compat.fuzzing import PLANNED, planning, without_module_constants
 from pytest_pallas.draw.arguments import Drawn, mark_drawn, mesh_aspects
+from pytest_pallas.draw.arrays import strategy_errors
 from pytest_pallas.draw.covering import Covering, planned
-from pytest_pallas.errors import SpecError
 
 #: Draws for each example of a check that has parts; those with new parts are run.
 _FOR_PARTS = 2
@@ -157,7 +156,7 @@ def _draw(source: ExampleSource, seed: int, size: int, add: Callable[[str, Any],
     """Draw different examples, ``size`` in all or fewer if there are no more.
 
     Raises:
-      SpecError: the strategy filters out almost all draws.
+      SpecError: the strategy raises, or filters out almost all draws.
     """
     names: set[str] = set()
     small: list[tuple[str, Any]] = []
@@ -183,22 +182,21 @@ def _draw(source: ExampleSource, seed: int, size: int, add: Callable[[str, Any],
             raise _StopDrawing
 
     given = hypothesis.seed(seed)(hypothesis.given(drawn=source.planned(seed))(collect))
-    try:
-        with planning(), without_module_constants(), suppress(_StopDrawing):
-            hypothesis.settings(
-                max_examples=most_draws(size),
-                database=None,
-                deadline=None,
-                phases=[Phase.generate],
-                suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
-                backend=PLANNED,
-            )(given)()
-    except (FailedHealthCheck, Unsatisfiable) as error:
-        raise SpecError(
-            "the inputs strategy gives too few examples: it filters out almost all draws. Draw "
-            "what is needed, by multiple_of=, dims= or constraints such as 'm n; m <= n', in place "
-            "of .filter() and assume()"
-        ) from error
+    with (
+        strategy_errors(source.strategy),
+        planning(),
+        without_module_constants(),
+        suppress(_StopDrawing),
+    ):
+        hypothesis.settings(
+            max_examples=most_draws(size),
+            database=None,
+            deadline=None,
+            phases=[Phase.generate],
+            report_multiple_bugs=False,
+            suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+            backend=PLANNED,
+        )(given)()
     for name, drawn in small:
         if name not in names and len(names) < size:
             add(name, drawn)
