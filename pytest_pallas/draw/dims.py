@@ -457,7 +457,7 @@ def _check_ends(name: str, strategy: SearchStrategy[int]) -> None:
       SpecError: it has none.
     """
     least, most, _ = integer_range(strategy) or (0, 0, None)
-    if least is None or most is None:
+    if most is None:
         raise SpecError(
             f"dims[{name!r}] is {strategy!r}, which draws sizes without end; give both bounds, "
             f"such as st.integers({1 if least is None else least}, 256)"
