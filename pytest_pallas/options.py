@@ -319,7 +319,7 @@ def _option(default: Any, parse: Callable[[str], Any], metavar: str, text: str, 
 PROFILES: Mapping[str, Mapping[str, Any]] = {
     "quick": {"max_examples": 2, "simulated_examples": 10, "growth": 20_000},
     "ci": {"simulated_examples": 16},
-    "thorough": {"max_examples": 128, "backend": ("auto", "interpreters"), "growth": 2_000_000},
+    "thorough": {"max_examples": 128, "backend": ("auto", "interpreters"), "growth": 1_000_000},
 }
 
 
@@ -351,10 +351,10 @@ class Options:
     max_examples: int = _option(8, whole(1), "N",
         "number of examples for each check of a spec (default: 8, on simulators 16, on meshes 8; "
         "expensive checks draw fewer)", marked=True)
-    growth: int = _option(200_000, whole(0), "STEPS",
+    growth: int = _option(100_000, whole(0), "STEPS",
         "steps of a simulator for further examples of a spec, larger and smaller ones, while a "
-        "branch, a loop or a ring of buffers of its kernel has not run (default: 200000, with "
-        "--pallas-profile=quick 20000, thorough 2000000; 0: none. None either where the number of "
+        "branch, a loop or a ring of buffers of its kernel has not run (default: 100000, with "
+        "--pallas-profile=quick 20000, thorough 1000000; 0: none. None either where the number of "
         "examples is given)", marked=True)
     # The default is ``budget.DEFAULT_MAX_BYTES``.
     max_bytes: int = _option(64 * 2**20, size, "BYTES",

@@ -22,10 +22,13 @@ from itertools import combinations
 from typing import Any
 
 from hypothesis import strategies as st
+from hypothesis.errors import InvalidArgument
 from hypothesis.strategies import DrawFn, SearchStrategy
 
-from pytest_pallas.compat.fuzzing import answering, sampled_elements
+from pytest_pallas.compat.fuzzing import answered_by, answering, sampled_elements
 from pytest_pallas.draw.sizes import SizePool, exceeding
+from pytest_pallas.draw.steering import Steered, SteeringMemory
+from pytest_pallas.errors import SpecError
 from pytest_pallas.record import Aspect
 
 #: Limit on the number of alternatives that are known one by one.
@@ -39,6 +42,16 @@ _LISTS = 2
 
 #: What a new shape is worth, in pairs, and a new way to exceed tiles.
 _NEW_SHAPE, _NEW_EXTENT = 0.5, 4.0
+
+#: One of so many draws without a plan is an expensive one; in a plan it comes after these shapes.
+_SELDOM, _USUAL_FIRST = 64, 6
+
+#: After so many more rejected than accepted examples, a plan steers users' strategies rarely.
+_REFUSED, _RARELY = 3, 4
+
+#: The role of what users' own strategies draw, and the number of alternatives whose pairs count
+#: more than that all come.
+_OWN, _FEW = "own", 4
 
 #: What a pair is worth that came once before.
 _AGAIN = 0.1
@@ -73,7 +86,7 @@ class Covering:
       numbers: of the choices.
       pairs: how often pairs of choices came together, by their numbers.
       tries: how often pairs were to come together, and could not or were rejected.
-      met: the choices of all examples.
+      met: the choices of all examples, with how often they came.
       shapes: the sizes of all examples.
       extents: how examples exceeded tiles; see ``sizes.exceeding``.
       fixed: the choices of the current example.
@@ -83,6 +96,8 @@ class Covering:
       goal: what the example is to be, before all pairs; None for every pair.
       pools: the sizes of dims, as far as they are known.
       too_large: whether the last sizes were too large for the arrays.
+      seldom: whether an example was an expensive one.
+      memory: of the strategies of users; see ``steering``.
     """
 
     random: random.Random
@@ -91,7 +106,7 @@ class Covering:
     numbers: dict[Choice, int] = field(default_factory=dict[Choice, int])
     pairs: Counter[Pair] = field(default_factory=Counter[Pair])
     tries: Counter[Pair] = field(default_factory=Counter[Pair])
-    met: set[Choice] = field(default_factory=set[Choice])
+    met: Counter[Choice] = field(default_factory=Counter[Choice])
     shapes: set[tuple[tuple[str, int], ...]] = field(
         default_factory=set[tuple[tuple[str, int], ...]]
     )
@@ -102,6 +117,8 @@ class Covering:
     shares: dict[tuple[int, Aspect], float] = field(default_factory=dict[tuple[int, Aspect], float])
     pools: dict[str, SizePool] = field(default_factory=dict[str, SizePool])
     too_large: bool = False
+    seldom: bool = False
+    memory: SteeringMemory = field(default_factory=SteeringMemory)
 
     def end(self, *, accepted: bool) -> None:
         """End the current example, and begin the next one."""
@@ -117,6 +134,18 @@ class Covering:
         self.domain.setdefault(aspect, {}).update(dict.fromkeys(labels))
         chosen = None if self.goal is None else self.goal.choices.get(aspect)
         return labels.index(chosen) if chosen in labels else self._best(aspect, labels, self.fixed)
+
+    def steer(self, name: str, labels: Sequence[str]) -> int:
+        """Choose one of the labels for what a user's own strategy draws; returns its position.
+
+        No label comes much more often than others. Of many, all come once before one comes again.
+        """
+        aspect = Aspect(_OWN, name)
+        most = min(self.met[aspect, word] for word in labels) + 2 * (len(labels) <= _FEW)
+        open_labels = [word for word in labels if self.met[aspect, word] <= most]
+        label = open_labels[self.position(aspect, open_labels)]
+        self.fixed[aspect] = label
+        return labels.index(label)
 
     def together(self, choices: Sequence[Mapping[Aspect, str]]) -> int:
         """Choose some words together: those that no example had first; returns their position."""
@@ -218,14 +247,17 @@ class Covering:
         return max(range(len(labels)), key=lambda at: (worth[labels[at]], self.random.random()))
 
     def _worth(self, choice: Choice, fixed: Mapping[Aspect, str]) -> float:
-        """Return the new pairs of a choice: those with fixed ones, and the share of the rest."""
+        """Return the new pairs of a choice: those with fixed ones, and the share of the rest.
+
+        What users' own strategies will draw is unknown: it may depend on this choice.
+        """
         number = self._number(choice)
         return sum(
             self._open(number, self._number((aspect, fixed[aspect])))
             if aspect in fixed
             else self._share(number, aspect)
             for aspect in self.domain
-            if aspect != choice[0]
+            if aspect != choice[0] and (aspect in fixed or aspect.role != _OWN)
         )
 
     def _share(self, number: int, aspect: Aspect) -> float:
@@ -267,10 +299,21 @@ def planned(draw: DrawFn, strategy: SearchStrategy[Any], covering: Covering) -> 
     """Return a strategy whose choices a plan makes, as far as hypothesis generates."""
     token = _COVERING.set(covering)
     accepted = False
+    # A strategy that rejects what is planned has random numbers most of the time.
+    memory = covering.memory
+    steers = memory.refused < _REFUSED or not covering.random.randrange(_RARELY)
+    steered = (
+        Steered(covering.steer, lambda: covering.fixed, covering.random, memory) if steers else None
+    )
     try:
-        drawn = draw(strategy)
+        with answered_by(steered):
+            drawn = draw(strategy)
         accepted = True
+        if steered is not None:
+            steered.finish()
     finally:
+        if steered is not None and steered.used:
+            memory.refused = max(0, memory.refused + (-1 if accepted else 1))
         covering.end(accepted=accepted)
         _COVERING.reset(token)
     return drawn
@@ -282,6 +325,21 @@ def alternatives(strategy: Any) -> tuple[Any, ...]:
     return () if elements is None or len(elements) > MOST else tuple(elements)
 
 
+def some(name: str, strategy: Any) -> Any:
+    """Return a strategy that can draw something.
+
+    Raises:
+      SpecError: it cannot, for which hypothesis would reject the whole draw; or it is invalid.
+    """
+    try:
+        empty = strategy.is_empty
+    except InvalidArgument as error:
+        raise SpecError(f"{name}: the strategy cannot be used: {error}") from error
+    if empty:
+        raise SpecError(f"{name}: the strategy {strategy!r:.80} can draw nothing; give it a value")
+    return strategy
+
+
 def choose(draw: DrawFn, strategy: Any, aspect: Aspect, word: Callable[[Any], str]) -> Any:
     """Draw from a strategy; of a few alternatives, the plan chooses.
 
@@ -291,7 +349,7 @@ def choose(draw: DrawFn, strategy: Any, aspect: Aspect, word: Callable[[Any], st
       aspect: what is chosen.
       word: returns the word of a value.
     """
-    values = alternatives(strategy)
+    values = alternatives(some(f"{aspect.role} {aspect.name}".strip(), strategy))
     if len(values) < 2:
         return draw(strategy)
     covering = current_covering()
@@ -305,6 +363,19 @@ def choose(draw: DrawFn, strategy: Any, aspect: Aspect, word: Callable[[Any], st
     covering.followed &= position == chosen
     covering.fixed[aspect] = labels[position]
     return values[position]
+
+
+def draw_once_in_a_while(draw: DrawFn) -> bool:
+    """Draw whether this is the one example of a plan that is expensive; not one of the first."""
+    covering = current_covering()
+    positions = st.sampled_from(range(_SELDOM))
+    if covering is None:
+        return draw(positions) == _SELDOM - 1
+    now = covering.goal is None and not covering.seldom and len(covering.shapes) >= _USUAL_FIRST
+    with answering(_SELDOM - 1 if now else 0):
+        drawn = draw(positions) == _SELDOM - 1
+    covering.seldom |= drawn
+    return drawn
 
 
 def choose_together(draw: DrawFn, choices: Sequence[Mapping[Aspect, str]]) -> int:

@@ -26,7 +26,12 @@ from hypothesis.strategies import DrawFn, SearchStrategy
 
 from pytest_pallas.budget import option_text
 from pytest_pallas.compat.fuzzing import answering, integer_range
-from pytest_pallas.draw.covering import alternatives, current_covering
+from pytest_pallas.draw.covering import (
+    alternatives,
+    current_covering,
+    draw_once_in_a_while,
+    some,
+)
 from pytest_pallas.draw.sizes import (
     COUNTS,
     Constraint,
@@ -46,7 +51,9 @@ from pytest_pallas.draw.sizes import (
     parse,
     parse_constraint,
     simplicity,
+    stretched,
 )
+from pytest_pallas.draw.steering import unsteered
 from pytest_pallas.errors import DrawTooLargeError, SpecError
 
 #: Elements of the largest array that is drawn by default: 4 MiB of float32.
@@ -284,6 +291,11 @@ def plan_dims(
         defining=defining,
         checked=(*checked, *positive, *_differences(spec, arguments.unequal)),
     )
+    if learned.stretched and high is None and learned.long in pools:
+        longer = stretched(pools, learned.long)
+        sizes = {name: pool.sizes[0] for name, pool in longer.items()}
+        if not free and not pools[learned.long].listed and _fits(plan, sizes):
+            return replace(plan, pools=longer, table=make_table(tuple(longer.values())))
     return replace(plan, table=_fitting_table(plan)) if plan.constrained else plan
 
 
@@ -394,18 +406,20 @@ def draw_dims(draw: DrawFn, plan: DimsPlan) -> dict[str, int]:
     probe = current_probe()
     if probe is not None and any(pool.unsaid for pool in plan.pools.values()):
         return _probed(plan, probe, sizes)
-    sizes |= _aimed(draw, plan) or _planned(draw, plan, sizes) or _sizes(draw, plan)
     covering = current_covering()
-    if plan.constrained:
-        fits = _complete(plan, sizes)
-        if covering is not None:
-            covering.too_large = not fits and _too_large(plan.shapes, sizes, plan.budget)
-        if not fits:
-            reject()
-    elif _too_large(plan.shapes, sizes, plan.budget):
-        if covering is not None:
-            covering.too_large = True
-        _reduce(plan, sizes, first=draw(st.integers(0, len(plan.pools) - 1)) if plan.pools else 0)
+    with unsteered():
+        sizes |= _aimed(draw, plan) or _planned(draw, plan, sizes) or _sizes(draw, plan)
+        if plan.constrained:
+            fits = _complete(plan, sizes)
+            if covering is not None:
+                covering.too_large = not fits and _too_large(plan.shapes, sizes, plan.budget)
+            if not fits:
+                reject()
+        elif _too_large(plan.shapes, sizes, plan.budget):
+            if covering is not None:
+                covering.too_large = True
+            first = draw(st.integers(0, len(plan.pools) - 1)) if plan.pools else 0
+            _reduce(plan, sizes, first=first)
     return {name: sizes[name] for name in plan.shapes.variables}
 
 
@@ -421,7 +435,8 @@ def _free(draw: DrawFn, name: str, strategy: SearchStrategy[int]) -> int:
         if covering.goal is not None:
             answer = answers.get(covering.goal.sizes.get(name, -1))
     with nullcontext() if answer is None else answering(answer):
-        return check_int(f"what dims[{name!r}] drew", draw(strategy), 0)
+        drawn = draw(some(f"dims[{name!r}]", strategy))
+    return check_int(f"what dims[{name!r}] drew", drawn, 0)
 
 
 def _answers(strategy: SearchStrategy[int], values: Sequence[Any]) -> Mapping[int, int]:
@@ -442,7 +457,7 @@ def _check_ends(name: str, strategy: SearchStrategy[int]) -> None:
       SpecError: it has none.
     """
     least, most, _ = integer_range(strategy) or (0, 0, None)
-    if least is None or most is None:
+    if most is None:
         raise SpecError(
             f"dims[{name!r}] is {strategy!r}, which draws sizes without end; give both bounds, "
             f"such as st.integers({1 if least is None else least}, 256)"
@@ -498,7 +513,7 @@ def _capped(plan: DimsPlan, number: int, caps: Sequence[int]) -> Sequence[int]:
 def _planned(draw: DrawFn, plan: DimsPlan, free: Mapping[str, int]) -> dict[str, int] | None:
     """Draw the sizes that the plan of the example chooses; None if there are none."""
     covering = current_covering()
-    if covering is None or not plan.pools:
+    if covering is None or not plan.pools or current_learned().stretched:
         return None
 
     def fits(sizes: Mapping[str, int]) -> bool:
@@ -704,18 +719,28 @@ def current_learned() -> Learned:
     return _LEARNED.get()
 
 
-def around(strategy: SearchStrategy[Any], tiles: Mapping[str, tuple[int, ...]]) -> Any:
+def around(
+    strategy: SearchStrategy[Any],
+    tiles: Mapping[str, tuple[int, ...]],
+    long: str = "",
+    *,
+    stretches: bool = False,
+) -> Any:
     """Return the strategy, with draws that fit a kernel, and that may grow.
 
     Args:
       strategy: of the kernel's arguments.
       tiles: by dim, for dims that the strategy does not specify.
+      long: the dim that has a size of more than 16 bits in one example; "" for none.
+      stretches: whether all draws have that size.
     """
-    return _around(strategy, Learned(tuple(sorted(tiles.items())), grows=True))
+    return _around(strategy, Learned(tuple(sorted(tiles.items())), long, stretches, grows=True))
 
 
 @st.composite
 def _around(draw: DrawFn, strategy: SearchStrategy[Any], learned: Learned) -> Any:
+    if learned.long and not learned.stretched and current_probe() is None:
+        learned = replace(learned, stretched=draw_once_in_a_while(draw))
     token = _LEARNED.set(learned)
     try:
         return draw(strategy)

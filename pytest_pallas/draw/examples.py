@@ -13,14 +13,13 @@ import hypothesis
 import jax
 import numpy as np
 from hypothesis import HealthCheck, Phase
-from hypothesis.errors import FailedHealthCheck, Unsatisfiable
 from hypothesis.strategies import SearchStrategy
 
 from pytest_pallas.budget import LastUsed
 from pytest_pallas.compat.fuzzing import PLANNED, planning, without_module_constants
 from pytest_pallas.draw.arguments import Drawn, as_arguments, mark_drawn, mesh_aspects
+from pytest_pallas.draw.arrays import strategy_errors
 from pytest_pallas.draw.covering import Covering, Goal, planned
-from pytest_pallas.errors import SpecError
 
 #: Draws for each example of a check that has parts; those with new parts are run.
 _FOR_PARTS = 2
@@ -97,7 +96,7 @@ class ExampleSource:
                 drawn.append(example["drawn"])
                 raise _StopDrawing
 
-        with suppress(FailedHealthCheck, Unsatisfiable):
+        with suppress(Exception):  # whatever the strategy says of such a draw
             _generate(planned(self.strategy, covering), seed, AIMS, collect)
         return next(iter(drawn), None), covering
 
@@ -179,7 +178,7 @@ def _draw(source: ExampleSource, seed: int, size: int, add: Callable[[str, Any],
     """Draw different examples, ``size`` in all or fewer if there are no more.
 
     Raises:
-      SpecError: the strategy filters out almost all draws.
+      SpecError: the strategy raises, or filters out almost all draws.
     """
     names: set[str] = set()
     small: list[tuple[str, Any]] = []
@@ -204,14 +203,8 @@ def _draw(source: ExampleSource, seed: int, size: int, add: Callable[[str, Any],
         if len(names) >= size or idle >= _IDLE:
             raise _StopDrawing
 
-    try:
+    with strategy_errors(source.strategy):
         _generate(source.planned(seed), seed, most_draws(size), collect)
-    except (FailedHealthCheck, Unsatisfiable) as error:
-        raise SpecError(
-            "the inputs strategy gives too few examples: it filters out almost all draws. Draw "
-            "what is needed, by multiple_of=, dims= or constraints such as 'm n; m <= n', in place "
-            "of .filter() and assume()"
-        ) from error
     for name, drawn in small:
         if name not in names and len(names) < size:
             add(name, drawn)
@@ -228,6 +221,7 @@ def _generate(
             database=None,
             deadline=None,
             phases=[Phase.generate],
+            report_multiple_bugs=False,
             suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
             backend=PLANNED,
         )(given)()

@@ -35,6 +35,9 @@ _FEW_SLOTS = 4
 #: Points that sizes do not decide: whether a wait blocks is a matter of the order of events.
 _LEFT: tuple[Kind, ...] = ("wait",)
 
+#: Points that values may decide.
+_OF_VALUES: tuple[Kind, ...] = ("branch", "loop", "mask")
+
 #: A way at a point.
 type Way = tuple[Point, str]
 
@@ -180,6 +183,7 @@ class Growth:
         return any(
             way in one.missing
             for point, way in self.missing()
+            if point.kind in _OF_VALUES
             for example in self.seen
             if (one := example.reached.get(point)) is not None
         )
@@ -245,11 +249,11 @@ def _goals(growth: Growth, way: Way, covering: Covering) -> Iterator[Goal]:
         name: ladder
         for name, pool in covering.pools.items()
         if name in host.sizes
-        and _changes(seen, point, name) is not False
+        and _changes(seen, way, name) is not False
         and (ladder := _ladder(growth, host, point, name, pool))
     }
     ladders = dict(sorted(ladders.items(), key=lambda item: item[1][0] / host.sizes[item[0]]))
-    known = {name for name in ladders if _changes(seen, point, name)}
+    known = {name for name in ladders if _changes(seen, way, name)}
     names = sorted(ladders, key=lambda name: name not in known)
     most = max(map(len, ladders.values()), default=0)
     single = [(name, size) for name in names for size in ladders[name][:1]]
@@ -314,7 +318,7 @@ def _uses(slots: int) -> int:
     return slots + 1 if slots > _FEW_SLOTS else 2 * slots + 1
 
 
-def _changes(seen: Sequence[Seen], point: Point, name: str) -> bool | None:
+def _changes(seen: Sequence[Seen], way: Way, name: str) -> bool | None:
     """Return whether the size of a dim matters at a point; None if it is not known.
 
     It is known from two examples that differ in nothing else. It does not matter if one of these is
@@ -326,7 +330,7 @@ def _changes(seen: Sequence[Seen], point: Point, name: str) -> bool | None:
         small, large = sorted((one.sizes[name], other.sizes[name]))
         if small == large or _rest(one, name) != _rest(other, name):
             continue
-        if _effect(one, point) != _effect(other, point):
+        if _effect(one, way) != _effect(other, way):
             return True
         verdict = False if large >= _LEAP * small else verdict
     return verdict
@@ -338,10 +342,18 @@ def _rest(example: Seen, name: str) -> Any:
     return sizes, {aspect: word for aspect, word in example.choices.items() if aspect != VALUES}
 
 
-def _effect(example: Seen, point: Point) -> Any:
-    """Return what an example did at a point."""
+def _effect(example: Seen, way: Way) -> Any:
+    """Return what an example did at a point: how often it went each way.
+
+    More programs that all go one way are no change, unless the trace says what a missing way needs.
+    """
+    point, missing = way
     reached = example.reached.get(point)
-    return None if reached is None else (dict(reached.counts), reached.used)
+    if reached is None:
+        return None
+    counts = {name: count for name, count in reached.counts.items() if count}
+    total = 1 if missing in reached.needs else sum(counts.values())
+    return {name: round(count / total, 6) for name, count in counts.items()}, reached.used
 
 
 def _cost(seen: Sequence[Seen], goal: Goal) -> int:
@@ -367,13 +379,14 @@ def _reason(growth: Growth, way: Way) -> str:
     needs = _need(reached, way[1])
     if way in growth.cut:
         return f"{needs}not reached within {growth.budget:,} steps (--pallas-growth)"
-    names = [name for name in growth.pools if any(name in one.sizes for one in growth.seen)]
+    names = [name for name, pool in growth.pools.items() if len(pool.every) > 1]
     if not names:
         return f"{needs}the strategy has no dims that could grow"
-    matter = [name for name in names if _changes(growth.seen, point, name)]
-    if not matter and any(_grew(growth, name) for name in names):
+    matter = [name for name in names if _changes(growth.seen, way, name)]
+    bounded = matter or [name for name in names if _changes(growth.seen, way, name) is None]
+    if not bounded:
         return f"{needs}no size of {' or '.join(names)} changes it"
-    return needs + ", ".join(_limit(growth, name) for name in matter or names)
+    return needs + ", ".join(_limit(growth, name) for name in bounded)
 
 
 def _need(reached: Reached, way: str) -> str:
@@ -388,17 +401,11 @@ def _need(reached: Reached, way: str) -> str:
     return ""
 
 
-def _grew(growth: Growth, name: str) -> bool:
-    """Return whether a dim had sizes that differ much."""
-    sizes = {one.sizes[name] for one in growth.seen if name in one.sizes}
-    return max(sizes, default=0) >= 4 * max(min(sizes, default=0), 1)
-
-
 def _limit(growth: Growth, name: str) -> str:
     """Return why no larger size of a dim was tried."""
     pool = growth.pools[name]
-    largest = max(one.sizes.get(name, 0) for one in growth.seen)
-    if pool.listed or len(pool.every) == 1:
+    largest = max((one.sizes.get(name, 0) for one in growth.seen), default=0)
+    if pool.listed:
         return f"dims= lists no size of {name} that reaches it"
     if name in growth.too_large:
         return f"{name} is at most {largest} (max_elements=, max_bytes=)"

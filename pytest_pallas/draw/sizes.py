@@ -327,10 +327,14 @@ class Learned:
 
     Attributes:
       tiles: the sizes of its blocks along dims that the strategy does not specify, by dim.
+      long: the dim that may be so long that 16 bits do not count it; "" if that is expensive.
+      stretched: whether the current draw has that size.
       grows: whether examples may grow, for what of the kernel has not run.
     """
 
     tiles: tuple[tuple[str, tuple[int, ...]], ...] = ()
+    long: str = ""
+    stretched: bool = False
     grows: bool = False
 
 
@@ -417,6 +421,20 @@ def make_pools(
             pool = make(label, check_tiles(label, value), low, high)
             pools[name] = _growing(pool, low, high, learned, whole=argument == "multiple_of")
     return pools
+
+
+def stretched(pools: Mapping[str, SizePool], long: str) -> dict[str, SizePool]:
+    """Return pools of one size each: more than 16 bits count for one dim, the simplest for others.
+
+    The long one ends within a tile, or with a whole one if it always does.
+    """
+    pool = pools[long]
+    tile = max(pool.tiles, default=8)
+    whole = (2**16 // tile + 1) * tile
+    size = whole if min(pool.sizes) >= tile else whole - tile // 2 + 1
+    return {
+        name: SizePool((size if name == long else pool.sizes[0],)) for name, pool in pools.items()
+    }
 
 
 def boundary(size: int, pool: SizePool) -> str:
@@ -545,10 +563,19 @@ def _growing(
     return replace(pool, further=tuple(sorted(further)), high=high)
 
 
+#: More sizes of a dim than this cannot be listed.
+_MOST_LISTED = 1024
+
+
 def _explicit(label: str, value: Any) -> SizePool | SearchStrategy[int]:
     """Make the pool that ``dims`` gives for one dim, regardless of min_dim and max_dim."""
     if isinstance(value, SearchStrategy):
         return value
+    if len(_several(value)) > _MOST_LISTED:
+        raise SpecError(
+            f"{label} lists {len(_several(value))} sizes; list those at the boundaries of the "
+            "kernel, or give a strategy such as st.integers(1, 512)"
+        )
     sizes = {check_int(label, size, 0) for size in _several(value)}
     if not sizes:
         raise SpecError(f"{label} is empty; give at least one size")

@@ -33,8 +33,10 @@ from pytest_pallas.checks.schedule import Runs
 from pytest_pallas.checks.verdict import drawn_facts, run_check
 from pytest_pallas.compat.fuzzing import is_rejection, rejecting
 from pytest_pallas.draw.arguments import Arguments, as_arguments
+from pytest_pallas.draw.arrays import strategy_errors
 from pytest_pallas.draw.examples import draw_name
 from pytest_pallas.draw.meshes import MeshAxes, examples_for, fixed_sizes, place_of, sizes_of
+from pytest_pallas.draw.signatures import as_strategy
 from pytest_pallas.errors import NotApplicableError, facts_of
 from pytest_pallas.grid.kernel_calls import on_two_devices
 from pytest_pallas.judge.tolerance import Tolerance, as_tolerance
@@ -171,8 +173,11 @@ class CheckRun(CallProperties):
         spec: Any = self.spec
         meshes = self.meshes
         if not meshes:
-            inputs = spec.inputs
-            meshes = [(self.mesh, inputs if self.mesh is None else inputs(self.mesh))]
+            strategy = spec.inputs
+            if self.mesh is not None:
+                with strategy_errors():
+                    strategy = as_strategy(spec.name, strategy(self.mesh))
+            meshes = [(self.mesh, strategy)]
         return adapted(self.session, spec, self.axes, meshes)
 
 

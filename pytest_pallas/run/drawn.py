@@ -261,7 +261,8 @@ def _growth_of(run: CheckRun) -> Growth | None:
     def accepts(reached: Reached, way: str) -> bool:
         return bool(reason_of(spec.unreached, reached, way))
 
-    _, depth = session.tiles.get((spec.file, spec.name, *run.axes.items()), ({}, 0))
+    learned = session.tiles.get((spec.file, spec.name, *run.axes.items()), ({}, 0, ""))
+    depth = learned[1]
     return Growth(budget=steps, depth=depth, accepts=accepts, explain=run.result.explain)
 
 

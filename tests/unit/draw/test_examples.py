@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from itertools import combinations, product
 
 import pytest
@@ -66,7 +67,9 @@ def test_every_pair_of_choices_comes_together():
 
 
 def test_every_pair_of_sizes_that_constraints_allow_comes_together():
-    call = pst.arrays("m k; m <= k", dtype="int8", dims={"m": range(1, 7), "k": range(1, 7)})
+    call = pst.arrays(
+        "m k; m <= k", dtype="int8", values="normal", dims={"m": range(1, 7), "k": range(1, 7)}
+    )
     for seed in range(4):
         chosen = choose(call, seed=seed, examples=32).values()
         assert len({drawn[0].shape for drawn in chosen}) == 21
@@ -230,3 +233,68 @@ def test_a_strategy_that_filters_too_much_is_told_what_to_do():
     strategy = pst.arrays("m n").filter(lambda drawn: drawn[0].shape == (7, 7))
     with pytest.raises(SpecError, match=r"gives too few examples.*in place of .filter\(\)"):
         choose(strategy, seed=0, examples=8)
+
+
+def broken(drawn):
+    return drawn[0][99_999]
+
+
+@st.composite
+def now_and_then(draw):
+    if draw(st.integers(0, 9)) > 5:
+        raise KeyError("only sometimes")
+    return ()
+
+
+@pytest.mark.parametrize(
+    ("strategy", "message", "function"),
+    [
+        (pst.arrays("m n").map(broken), "IndexError: index 99999 is out of bounds", "broken"),
+        (pst.arrays("m n").filter(broken), "IndexError: index 99999 is out of bounds", "broken"),
+        (pst.arguments(pst.arrays("m"), then=broken), "IndexError: ", "broken"),
+        (now_and_then(), "KeyError: 'only sometimes'", "now_and_then"),
+        (pst.arrays("m", dims={"m": st.just(()).map(broken)}), "IndexError: ", "broken"),
+    ],
+)
+def test_a_strategy_that_raises_is_one_error_with_the_line_of_the_user(strategy, message, function):
+    with pytest.raises(SpecError) as caught:
+        choose(strategy, seed=0, examples=16)
+    text = str(caught.value)
+    assert text.startswith(f"the inputs strategy raised {message}")
+    assert re.search(rf"\n  raised at \S+test_examples.py:\d+ in {function}: ", text)
+    assert caught.value.__cause__ is None
+    assert caught.value.__suppress_context__
+
+
+@pytest.mark.parametrize(
+    ("strategy", "message"),
+    [
+        (st.nothing(), "can draw nothing: it is st.nothing"),
+        (pst.arrays("m").filter(lambda drawn: drawn is None), "filters out almost all draws"),
+        (pst.arrays("m", dims={"m": st.nothing()}), r"dims\['m'\]: the strategy nothing\(\) can"),
+        (pst.arrays("m", dtype=st.nothing()), "dtype: the strategy nothing"),
+        (pst.arguments(pst.arrays("m"), options={"a": st.nothing()}), "option a: the strategy"),
+        (
+            pst.arguments(pst.arrays("m"), tuning={"block": st.sampled_from([])}),
+            "tuning block: the strategy cannot be used: Cannot sample from a length-zero",
+        ),
+        (pst.arrays("m", dims={"m": st.integers(max_value=-1)}), r"what dims\['m'\] drew must be"),
+    ],
+)
+def test_strategies_without_a_draw_are_named(strategy, message):
+    with pytest.raises(SpecError, match=message):
+        choose(strategy, seed=0, examples=4)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: pst.arrays("m n; m < n, n < m"), "no sizes satisfy m < n, n < m within"),
+        (lambda: pst.arrays("m n; m < n", dims={"m": [8], "n": [8]}), "no sizes satisfy m < n"),
+        (lambda: pst.arrays("m", dims={"m": range(10**12)}), "lists 1000000000000 sizes; list"),
+        (lambda: pst.arrays("m", dims={"m": []}), r"dims\['m'\] is empty"),
+    ],
+)
+def test_domains_of_no_draw_or_too_many_are_refused_at_once(make, message):
+    with pytest.raises(SpecError, match=message):
+        make()
