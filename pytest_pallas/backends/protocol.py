@@ -253,6 +253,7 @@ class Outcome:
       notes: notes for the record; a plain string is a note of no kind.
       unverified: undocumented behavior of the simulated chip that the run used.
       idle: what the simulator knows of kernels that had no programs: name, line and grid.
+      steps: the number of equations that the simulator evaluated; 0 on other backends.
     """
 
     values: Any = None
@@ -266,6 +267,7 @@ class Outcome:
     notes: tuple[Note | str, ...] = ()
     unverified: tuple[str, ...] = ()
     idle: tuple[tuple[str, str, tuple[int, ...]], ...] = ()
+    steps: int = 0
 
     @property
     def nbytes(self) -> int:
