@@ -168,7 +168,7 @@ class CheckRun(CallProperties):
             count = max(count, least)
         if not simulates or gang() is not None:
             return ExampleBudget.fixed(count, varies=not simulates)
-        most = 1 << count.bit_length()
+        most = 1 << count.bit_length() if self.check.base else count
         return ExampleBudget(count=count, least=least, most=most, costs=self.costs)
 
     @property

@@ -43,7 +43,14 @@ from pytest_pallas.compat.fuzzing import (
 )
 from pytest_pallas.decoding import DataError, decode
 from pytest_pallas.draw.arguments import MOST_VARIANTS, as_arguments, mark_drawn, variants
-from pytest_pallas.draw.examples import ExampleSource, Subjects, draw_name, draws_for, most_draws
+from pytest_pallas.draw.examples import (
+    ExampleSource,
+    Subjects,
+    draw_name,
+    draws_for,
+    draws_with_all,
+    most_draws,
+)
 from pytest_pallas.errors import GangError, facts_of
 from pytest_pallas.judge.references import flatten
 from pytest_pallas.judge.tolerance import Comparison
@@ -112,6 +119,9 @@ def fuzz(what: Fuzz, *, seed: int, budget: ExampleBudget, until: float | None = 
     __tracebackhide__ = True
     runner = ExampleRunner(what.run, what.passed, until=until)
     draws, calls = _planned(what.source, seed, budget, what.subjects)
+    if budget.most > budget.count:
+        whole = draws_with_all(what.source.pool(seed, draws), budget.count)
+        budget = replace(budget, least=max(budget.least, whole))
     try:
         _remembered(what, runner, what.database)
         budget.costs.clear()  # saved examples are not among those that it counts
@@ -238,7 +248,8 @@ def _planned(
 ) -> tuple[int, Iterator[_PlannedCall]]:
     """Return the number of draws of a budget, and the calls that it may run."""
     draws, most = effort(budget.count) if budget.varies else (budget.most, 1)
-    choice = source.choose(seed, draws, subjects)
+    usual = None if budget.varies else budget.count
+    choice = source.choose(seed, draws, subjects, usual)
     most = min(MOST_VARIANTS, max(most, math.ceil(budget.count / max(1, len(choice)))))
     return draws, islice(_calls(choice, most), max(budget.count, len(choice)))
 
