@@ -104,6 +104,19 @@ class ExampleBudget:
         ran = len(self.costs)
         return ran < self.least or (ran < self.most and self.affords())
 
+    @property
+    def ended(self) -> bool:
+        """Whether the cost of the examples left some of them out."""
+        return 0 < len(self.costs) < self.count and not self.affords()
+
+    def __str__(self) -> str:
+        ran = len(self.costs)
+        return (
+            f"stopped after {ran} of {self.count} examples, which cost "
+            f"{sum(self.costs) // max(1, ran):,} equations each (an ordinary one "
+            f"{ORDINARY_COST:,}); give --pallas-max-examples for a fixed number"
+        )
+
     def affords(self, cost: int = 1) -> bool:
         """Return whether an example of this cost may run besides those that ran."""
         return sum(self.costs) + cost <= self.count * ORDINARY_COST

@@ -33,6 +33,7 @@ from pytest_pallas.draw.examples import choose, draw_name
 from pytest_pallas.draw.meshes import fixed_sizes, is_drawn
 from pytest_pallas.errors import CompilerFailedError, GoldenError, facts_of
 from pytest_pallas.pytest_session import Part
+from pytest_pallas.record import Note
 from pytest_pallas.replay.values import call_of, read
 from pytest_pallas.run.backends import run_on
 from pytest_pallas.run.check_run import (
@@ -270,6 +271,8 @@ def _fuzz(
         fuzz_for(what, seconds, seed=options.seed, budget=run.budget, pulse=pulse)
     else:
         _fuzz_examples(run, what)
+        if run.budget.ended:
+            run.result.add_note(Note(str(run.budget), "run"))
     return ""
 
 
