@@ -60,6 +60,12 @@ class DrawPool:
     pairs: list[int]
     choices: list[int]
 
+    def first(self, size: int) -> DrawPool:
+        """Return the pool of fewer draws: they are the first ones."""
+        return DrawPool(
+            self.names[:size], self.values, size, self.pairs[:size], self.choices[:size]
+        )
+
 
 @dataclass
 class ExampleSource:
@@ -73,6 +79,8 @@ class ExampleSource:
         size = LEAST
         while size < draws:
             size *= 2
+        if (larger := self.pools.get((seed, 2 * size))) is not None:
+            return larger.first(size)
         pool = self.pools.get((seed, size))
         if pool is None:
             pool = _pool(self, seed, size)

@@ -77,9 +77,12 @@ def examples_that_ran(spec: KernelSpec, monkeypatch, **rest) -> int:
 
     calls = []
     ask = drawn.run_example
-    monkeypatch.setattr(
-        drawn, "run_example", lambda *args, **kw: calls.append(1) or ask(*args, **kw)
-    )
+
+    def counted(*args, **keywords):
+        calls.append(args)
+        return ask(*args, **keywords)
+
+    monkeypatch.setattr(drawn, "run_example", counted)
     pytest_pallas.check(spec, backend="tpu-sim", checks="forward", **rest)
     return len(calls)
 
