@@ -51,8 +51,8 @@ if TYPE_CHECKING:
     from pytest_pallas.replay.goldens import LoadedExample
 
 
-#: The part of the examples of a check that run even if each is expensive.
-_LEAST = 1 / 3
+#: The part of the examples of a check that run even if each is expensive, and of ``forward``.
+_LEAST, _LEAST_OF_BASE = 1 / 3, 2 / 3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -162,7 +162,8 @@ class CheckRun(CallProperties):
         simulates = self.backend.kind == "simulating"
         if "max_examples" in self.options.explicit:
             return ExampleBudget.fixed(count, varies=not simulates)
-        least = max(self.check.min_examples, math.ceil(count * _LEAST))
+        part = _LEAST_OF_BASE if self.check.base else _LEAST
+        least = max(self.check.min_examples, math.ceil(count * part))
         if self.meshes and self.check.every_mesh:
             least = examples_for(self.axes, [dict(mesh.shape) for mesh, _ in self.meshes])
             count = max(count, least)
