@@ -87,7 +87,7 @@ class Covering:
     fixed: dict[Aspect, str] = field(default_factory=dict[Aspect, str])
     followed: bool = True
     tiled: bool = False
-    shares: dict[tuple[int, Aspect], float] = field(default_factory=dict[tuple[int, Aspect], float])
+    shares: dict[int, dict[Aspect, float]] = field(default_factory=dict[int, dict[Aspect, float]])
 
     def end(self, *, accepted: bool) -> None:
         """End the current example, and begin the next one."""
@@ -225,21 +225,21 @@ class Covering:
     def _worth(self, choice: Choice, fixed: Mapping[Aspect, str]) -> float:
         """Return the new pairs of a choice: those with fixed ones, and the share of the rest."""
         number = self._number(choice)
-        return sum(
-            self._open(number, self._number((aspect, fixed[aspect])))
-            if aspect in fixed
-            else self._share(number, aspect)
-            for aspect in self.domain
-            if aspect != choice[0]
-        )
+        shares = self._shares(number)
+        worth = sum(shares.values()) - shares.get(choice[0], 0.0)
+        for aspect, word in fixed.items():
+            if aspect != choice[0]:
+                worth += self._open(number, self._number((aspect, word))) - shares[aspect]
+        return worth
 
-    def _share(self, number: int, aspect: Aspect) -> float:
-        key = (number, aspect)
-        if key not in self.shares:
-            labels = self.domain[aspect]
-            numbers = [self._number((aspect, word)) for word in labels]
-            self.shares[key] = sum(self._open(number, other) for other in numbers) / len(labels)
-        return self.shares[key]
+    def _shares(self, number: int) -> Mapping[Aspect, float]:
+        """Return the share of pairs of a choice that are open, by the other aspect."""
+        shares = self.shares.setdefault(number, {})
+        if len(shares) < len(self.domain):
+            for aspect, labels in self.domain.items():
+                numbers = [self._number((aspect, word)) for word in labels]
+                shares[aspect] = sum(self._open(number, n) for n in numbers) / len(labels)
+        return shares
 
     def _open(self, number: int, other: int) -> float:
         """Return what a pair is worth: less if it came before, or could not be had."""
