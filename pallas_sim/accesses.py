@@ -355,8 +355,7 @@ def indexed_copy(
     for side in (source, target):
         kept = kept if side.kept is None else kept & side.kept
     chosen = np.flatnonzero(kept)
-    if thread.machine.seed:  # rows are copied in any order
-        chosen = thread.machine.random.permutation(chosen)
+    chosen = chosen[thread.machine.choices.order(len(chosen))]  # rows are copied in any order
     rows_from, rows_to = (
         chosen if side.rows is None else side.rows[chosen] for side in (source, target)
     )

@@ -89,7 +89,7 @@ def wait(
     while semaphore.count < value:
         coming = [copy for copy in semaphore.coming if copy.movable]
         if coming:
-            advance(machine, machine.choose(coming))
+            advance(machine, coming[machine.choices.among(len(coming))])
         else:
             _block(thread, semaphore, value, line)
     # A wait does not name the copies whose bytes it takes. Only if it takes all bytes that were
@@ -191,9 +191,9 @@ def advance(machine: Machine, copy: Copy) -> None:
 
     With a seed, chance picks between the two where both are possible.
     """
-    random = machine.random if machine.seed else None
     can_write = bool(copy.unwritten) and copy.target is not None
-    if copy.unread and not (can_write and (random is None or random.random() < 0.5)):
+    writes = can_write and (not machine.choices.vary or machine.choices.chance(0.5))
+    if copy.unread and not writes:
         chunk = copy.unread.pop(0)
         chunk.read()
         copy.unwritten.append(chunk)
@@ -201,7 +201,7 @@ def advance(machine: Machine, copy: Copy) -> None:
         if machine.timeline is not None:
             machine.timeline.move(copy, "read", chunk.size)
         return
-    number = 0 if random is None else int(random.integers(len(copy.unwritten)))
+    number = machine.choices.among(len(copy.unwritten))
     chunk = copy.unwritten.pop(number)  # in any order: an interconnect may have several paths
     chunk.write()
     finished = not copy.unread and not copy.unwritten
@@ -241,7 +241,7 @@ def _chunks(machine: Machine, copy: Copy) -> list[Chunk]:
     name, or to a target that is not there yet, is one chunk.
     """
     undivided, source = [Chunk(copy, copy.size)], copy.source
-    if not machine.seed or copy.whole:
+    if not machine.choices.vary or copy.whole:
         return undivided
     if isinstance(source, Elements) or isinstance(copy.target, Elements | None):
         return undivided
@@ -249,7 +249,7 @@ def _chunks(machine: Machine, copy: Copy) -> list[Chunk]:
     if axis is None:
         return undivided
     rows = source.shape[axis]
-    count = int(machine.random.integers(1, min(_MOST_CHUNKS, rows) + 1))
+    count = 1 + machine.choices.among(min(_MOST_CHUNKS, rows))
     edges = [rows * number // count for number in range(count + 1)]
     return [
         Chunk(
@@ -263,11 +263,10 @@ def _chunks(machine: Machine, copy: Copy) -> list[Chunk]:
 
 def _advance_some(machine: Machine) -> None:
     """With a seed, advance copies that chance picks; with seed 0 only waits advance copies."""
-    if not machine.seed:
-        return
-    probability = _ADVANCES[machine.seed % len(_ADVANCES)]
-    while machine.copies and machine.random.random() < probability:
-        copy = machine.copies[int(machine.random.integers(len(machine.copies)))]
+    choices = machine.choices
+    share = choices.one_of(_ADVANCES)
+    while machine.copies and choices.chance(share):
+        copy = machine.copies[choices.among(len(machine.copies))]
         if copy.movable:
             advance(machine, copy)
 

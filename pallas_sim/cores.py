@@ -25,7 +25,7 @@ from pallas_sim.findings import Wait
 from pallas_sim.machine import Thread
 from pallas_sim.memory import AllocationKey, Ref
 from pallas_sim.order.disorder import report_disorder
-from pallas_sim.recording import Reach, Reached, Semaphore, Synchronized
+from pallas_sim.recording import Reach, ReachedDevice, Semaphore, Synchronized
 from pallas_sim.scheduler import Task
 from pallas_sim.transforms import Peer
 
@@ -608,7 +608,7 @@ def reach(
         key = key._replace(core=tuple((axis, where.core.get(axis, at)) for axis, at in key.core))
     memory = device.memory.get(key)
     at = (line, thread.program, thread.kernel, _REMEDIES[machine.platform])
-    event = Reached(thread.number, (where.device, key), ref.name, how, *at)
+    event = ReachedDevice(thread.number, (where.device, key), ref.name, how, *at)
     # What a line of a thread has reached it reaches again: only the first time can be too early.
     if memory is None or (thread.number, line) not in memory.reached:
         machine.recording.events.append(event)

@@ -20,6 +20,7 @@ from typing import Any, ClassVar, Literal, Protocol
 import numpy as np
 
 from pallas_sim.chips import TARGETS, Accumulations, accumulations, arithmetic_of, cores_of
+from pallas_sim.choices import Choices
 from pallas_sim.errors import DeadlockError, OptionError, SimulationError, SimulationLimitError
 from pallas_sim.findings import Finding, Owner, Wait
 from pallas_sim.findings import Kind as FindingKind
@@ -208,7 +209,7 @@ class Machine:
     @cached_property
     def scheduler(self) -> Scheduler:
         """Decides which device or core goes on."""
-        return Scheduler(self.random if self.seed else None, Thread.deadlock)
+        return Scheduler(self.choices, Thread.deadlock)
 
     def device(self, number: int) -> Device:
         """Return a device by its number."""
@@ -218,13 +219,9 @@ class Machine:
         return device
 
     @cached_property
-    def random(self) -> np.random.Generator:
+    def choices(self) -> Choices:
         """Decides what may happen in any order."""
-        return np.random.Generator(np.random.Philox(self.seed))
-
-    def choose(self, among: Sequence[Copy]) -> Copy:
-        """Return the copy that goes on: the first one in the plain order."""
-        return among[int(self.random.integers(len(among)))] if self.seed else among[0]
+        return Choices(self.seed)
 
     def count(self, steps: int) -> None:
         """Note that so many equations are evaluated.

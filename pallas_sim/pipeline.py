@@ -18,6 +18,7 @@ import numpy as np
 
 from pallas_sim.accesses import allocate, free, record_access
 from pallas_sim.chips import cores_of
+from pallas_sim.choices import Choices
 from pallas_sim.cores import at_entry, launched, run_divided
 from pallas_sim.dtypes import Array
 from pallas_sim.edges import report
@@ -82,7 +83,7 @@ def execute(kernel: PreparedKernel, thread: Thread, operands: Sequence[Any]) -> 
             core.axes = outside
 
     _require_cores(kernel, arguments.grid, machine)
-    divisions = list(divided(arguments.grid, kernel.parallel, machine.seed, machine.cores))
+    divisions = list(divided(arguments.grid, kernel.parallel, machine.choices, machine.cores))
     several = len(divisions) > 1
     with (
         thread.inside(kernel.name),
@@ -154,24 +155,21 @@ def _programs(this: CoreRun, points: Iterator[tuple[int, ...]], scratch: list[Re
 
 
 def divided(
-    grid: tuple[int, ...], parallel: Sequence[int], seed: int, cores: int
+    grid: tuple[int, ...], parallel: Sequence[int], choices: Choices, cores: int
 ) -> Iterator[Iterator[tuple[int, ...]]]:
     """Yield the grid points of each core, in the order in which they run.
 
     Args:
       grid: sizes of the dimensions.
       parallel: dimensions whose programs may run in any order, and on any core.
-      seed: of that order; 0 is the plain one, and no other seed's.
+      choices: that order.
       cores: how many there are. The first parallel dimension with more than one program is divided.
     """
     ranges: list[Sequence[int]] = [range(size) for size in grid]
     axis = next((axis for axis in parallel if grid[axis] > 1), None)
-    if seed and axis is not None:
-        generator = np.random.Generator(np.random.Philox(seed))
-        plain = [list(indices) for indices in ranges]
-        while all(list(ranges[dim]) == plain[dim] for dim in parallel):
-            for dim in parallel:
-                ranges[dim] = [int(i) for i in generator.permutation(grid[dim])]
+    orders = choices.orders([grid[dim] for dim in parallel])
+    for dim, order in zip(parallel, orders, strict=True):
+        ranges[dim] = order
     if cores == 1 or axis is None:
         yield itertools.product(*ranges)
         return

@@ -282,7 +282,7 @@ Reach = Literal["signals", "copies to", "accesses"]
 
 
 @dataclass(slots=True, eq=False)
-class Reached(ThreadEvent):
+class ReachedDevice(ThreadEvent):
     """A thread reaches memory or a semaphore of another device.
 
     Attributes:

@@ -2,8 +2,8 @@
 
 A task runs until it waits for something (``block``) or lets others go on (``pause``,
 ``give_way``). In the plain order (seed 0), the scheduler resumes the task that has been ready for
-longest. With another seed it draws one of the ready tasks, and ``pause`` sometimes preempts the
-running one. It draws from the generator of the machine, so equal seeds give equal orders.
+longest. With another seed it chooses any of the ready tasks, and ``pause`` sometimes preempts the
+running one. The choices are those of the machine, so equal seeds give equal orders.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 from greenlet import GreenletExit, getcurrent, greenlet
 
+from pallas_sim.choices import Choices
 from pallas_sim.errors import DeadlockError
 from pallas_sim.findings import Wait
 from pallas_sim.tracing import collecting_later
@@ -60,7 +61,7 @@ class Scheduler:
     """Decides which device or core goes on.
 
     Attributes:
-      random: draws which task goes on; None for the plain order.
+      choices: which task goes on.
       deadlock: reports a deadlock and returns the error to raise. Its arguments are the first
         blocked thread, what each blocked thread waits for, and the threads that have ended.
       ready: the tasks that can go on, in the order in which they became ready.
@@ -69,7 +70,7 @@ class Scheduler:
       idle: functions that are called when no task is ready; each returns whether it woke one.
     """
 
-    random: np.random.Generator | None
+    choices: Choices
     deadlock: Callable[[Any, tuple[Wait, ...], Sequence[Any]], DeadlockError]
     ready: deque[Task] = field(default_factory=deque)
     tasks: dict[Any, Task] = field(default_factory=dict)
@@ -133,7 +134,7 @@ class Scheduler:
 
     def pause(self) -> None:
         """Let another task go on at random; never in the plain order."""
-        if self.ready and self.random is not None and self.random.random() < _PREEMPTED:
+        if self.ready and self.choices.chance(_PREEMPTED):
             self.give_way()
 
     def give_way(self) -> None:
@@ -177,8 +178,8 @@ class Scheduler:
                 ended += [thread for task in self.tasks.values() for thread in task.ended]
                 raise self.deadlock(blocked[0].thread, waits, ended)
             # Rotate, do not shuffle: this takes one draw a turn, and keeps the order of the others.
-            if self.random is not None and len(self.ready) > 1:
-                self.ready.rotate(-int(self.random.integers(len(self.ready))))
+            if len(self.ready) > 1:
+                self.ready.rotate(-self.choices.among(len(self.ready)))
             task = self.ready.popleft()
             task.green.switch()
             if task.error is not None:

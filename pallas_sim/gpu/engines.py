@@ -113,13 +113,10 @@ def start(
 
 def go_on(thread: GpuThread) -> None:
     """Let some operations take steps, if the run has a seed."""
-    machine, launch = thread.machine, thread.kernel_launch
-    if not machine.seed:
-        return
-    share = _GOES_ON[machine.seed % len(_GOES_ON)]
-    while launch.operations and machine.random.random() < share:
-        at = int(machine.random.integers(len(launch.operations)))
-        advance(launch, launch.operations[at])
+    choices, launch = thread.machine.choices, thread.kernel_launch
+    share = choices.one_of(_GOES_ON)
+    while launch.operations and choices.chance(share):
+        advance(launch, launch.operations[choices.among(len(launch.operations))])
 
 
 def advance(launch: GpuLaunch, operation: EngineOperation) -> None:

@@ -317,10 +317,8 @@ class _KernelRun:
     def points(self) -> list[tuple[int, ...]]:
         """Return the grid points of the clusters, in the order in which they begin."""
         points = list(np.ndindex(*(size for _, size in self.kernel.mesh.grid)))
-        machine = self.launch.thread.machine
-        if machine.seed and len(points) > 1:
-            points = [points[at] for at in machine.random.permutation(len(points))]
-        return points
+        choices = self.launch.thread.machine.choices
+        return [points[at] for at in choices.order(len(points))]
 
     def run_one_by_one(self) -> None:
         """Run one cluster after the other."""
@@ -497,8 +495,8 @@ NOTE = (
 
 def _hold_back(launch: GpuLaunch, clusters: Sequence[BlockCluster]) -> None:
     """Let some clusters begin at once, and the others later or never."""
-    machine, count = launch.thread.machine, len(clusters)
-    first = int(machine.random.integers(1, count + 1)) if machine.seed else -(-count // 2)
+    choices, count = launch.thread.machine.choices, len(clusters)
+    first = 1 + choices.among(count) if choices.vary else -(-count // 2)
     launch.pending.extend(clusters[first:])
 
 
@@ -524,10 +522,10 @@ def _begin_next(launch: GpuLaunch) -> bool:
 
 def take_over(launch: GpuLaunch) -> BlockCluster | None:
     """Cancel a cluster that has not begun, and return it; None if there is none."""
-    machine, pending = launch.thread.machine, launch.pending
+    pending = launch.pending
     if not pending:
         return None
-    at = int(machine.random.integers(len(pending))) if machine.seed else 0
+    at = launch.thread.machine.choices.among(len(pending))
     cluster = pending[at]
     del pending[at]
     cluster.cancelled = True

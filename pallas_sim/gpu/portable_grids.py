@@ -8,7 +8,6 @@ ran at the same time.
 from __future__ import annotations
 
 import functools
-import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -16,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from pallas_sim.choices import Choices
 from pallas_sim.dtypes import Array
 from pallas_sim.evaluation import run
 from pallas_sim.gpu.launch_order import KernelAhead, end_kernel
@@ -101,7 +101,7 @@ def execute(kernel: PreparedKernel, thread: Thread, operands: Sequence[Any]) -> 
         operands=_operands(kernel, order, arrays, dict(map(_by_identity, machine.dropped()))),
         waiting=WaitingPrograms(machine) if may_wait(kernel.equation) else None,
     )
-    programs = _programs(this.grid, facts.vmapped, machine.seed)
+    programs = _programs(this.grid, facts.vmapped, machine.choices)
     with thread.inside(kernel.name):
         if this.waiting is None:
             _one_by_one(this, thread, programs)
@@ -175,22 +175,14 @@ def _codes(window: BlockWindow) -> list[int]:
     return codes
 
 
-def _programs(grid: tuple[int, ...], vmapped: Sequence[int], seed: int) -> Programs:
+def _programs(grid: tuple[int, ...], vmapped: Sequence[int], choices: Choices) -> Programs:
     """Yield the programs, each with its grid point, in the order in which they begin."""
     count = math.prod(grid)
     seen = [axis for axis in range(len(grid)) if axis not in vmapped]
-    if not seed or count < 2:
-        for number, point in enumerate(itertools.product(*map(range, grid))):
-            yield GridProgram(number, tuple([point[axis] for axis in seen])), point
-        return
-    # Seed 0 has the plain order. Another seed is to show what depends on that.
-    generator = np.random.Generator(np.random.Philox(seed))
-    numbers = generator.permutation(count)
-    while (numbers == np.arange(count)).all():
-        numbers = generator.permutation(count)
+    numbers = choices.orders([count])[0] if seen else range(count)
     for number in numbers:
         point = tuple(map(int, np.unravel_index(number, grid)))
-        yield GridProgram(int(number), tuple([point[axis] for axis in seen])), point
+        yield GridProgram(number, tuple([point[axis] for axis in seen])), point
 
 
 def _memory(kernel: PreparedKernel, machine: Machine, inputs: list[Array]) -> list[Array]:

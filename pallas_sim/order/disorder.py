@@ -23,7 +23,7 @@ from pallas_sim.recording import (
     Asynchronous,
     Copy,
     Event,
-    Reached,
+    ReachedDevice,
     Recording,
     Semaphore,
     Started,
@@ -193,7 +193,7 @@ def _overrun(report: _Report, event: Acquired) -> Finding:
     return _finding_at(report, "phase", message, event, name)
 
 
-def _entry(report: _Report, event: Reached) -> Finding:
+def _entry(report: _Report, event: ReachedDevice) -> Finding:
     owner, device = report.last.owners[event.thread], event.key[0]
     message = (
         f"{owner} {event.how} {event.name} of device {device}, and nothing orders that with "

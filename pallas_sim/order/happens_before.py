@@ -78,7 +78,7 @@ from pallas_sim.recording import (
     Fenced,
     Finished,
     Forked,
-    Reached,
+    ReachedDevice,
     Released,
     Semaphore,
     Signalled,
@@ -529,7 +529,7 @@ def _enter(this: OrderPass, event: Entered) -> None:
     this.entered[event.key] = (event.thread, int(this.tick(event.thread)[event.thread]))
 
 
-def _reach(this: OrderPass, event: Reached) -> None:
+def _reach(this: OrderPass, event: ReachedDevice) -> None:
     home = this.entered.get(event.key)
     if home is None or this.clocks[event.thread, home[0]] < home[1]:
         this.add_violation("entry", event, home)
@@ -692,7 +692,7 @@ _HANDLERS: dict[type, Callable[[OrderPass, Any], None]] = {
     Waited: _wait,
     Synchronized: _synchronize,
     Entered: _enter,
-    Reached: _reach,
+    ReachedDevice: _reach,
     Released: _release,
     Acquired: _acquire,
     Fenced: _fence,

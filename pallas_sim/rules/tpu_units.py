@@ -482,8 +482,8 @@ def _parallel_loop(eqn: Equation) -> Evaluate:
         constant = [operands[operand.position] for operand in consts]
         carry = [operands[operand.position] for operand in carried]
         rounds: Any = np.arange(first, end, stride, dtype=np.int32)
-        if thread.machine.seed and not carry:
-            rounds = thread.machine.random.permutation(rounds)
+        if not carry:
+            rounds = rounds[thread.machine.choices.order(len(rounds))]
         for index in rounds:
             thread.machine.count(1)
             carry = run(body, thread, (*constant, index, *carry))

@@ -19,7 +19,8 @@ from pytest_pallas.database import parse_places
 from pytest_pallas.fixture_types import CheckKeywords, spelled_out
 from pytest_pallas.options import PROFILES, Options
 from pytest_pallas.run.backends import on_claimed_chips, without_replaced
-from pytest_pallas.run.calls import check_kernel, listed, refuse_others
+from pytest_pallas.run.call_arguments import listed, refuse_others
+from pytest_pallas.run.calls import check_kernel
 from pytest_pallas.session import Harness, Session, SpecFacts
 from pytest_pallas.spec import KernelSpec
 

@@ -12,6 +12,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from pallas_sim import simulate
+from pallas_sim.choices import Choices
 from pallas_sim.errors import BoundsError
 from pallas_sim.pipeline import divided
 
@@ -455,8 +456,8 @@ def test_parallel_programs_run_in_an_order_that_the_seed_decides():
 
 
 def test_cores_divide_the_first_parallel_dimension():
-    points = [list(each) for each in divided((2, 3), [1], seed=0, cores=2)]
+    points = [list(each) for each in divided((2, 3), [1], Choices(), cores=2)]
     assert points == [[(0, 0), (0, 1), (1, 0), (1, 1)], [(0, 2), (1, 2)]]
-    assert [list(each) for each in divided((2, 3), [], seed=0, cores=2)] == [
+    assert [list(each) for each in divided((2, 3), [], Choices(), cores=2)] == [
         [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (1, 2)]
     ]

@@ -1,0 +1,63 @@
+"""``Choices``: decides whatever the hardware may do in any order, in one place.
+
+Which thread goes on, whether a copy moves while a core computes, in what order programs begin: each
+is a choice, a number below the count of its alternatives. Seed 0 takes the plain order, 0
+everywhere; another seed draws. The choices of a run are its schedule: a run that is given them
+again goes the same way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+
+@dataclass(eq=False)
+class Choices:
+    """The choices of a run.
+
+    Attributes:
+      seed: decides them; 0 for the plain order.
+    """
+
+    seed: int = 0
+
+    @property
+    def vary(self) -> bool:
+        """Whether they may be others than those of the plain order."""
+        return self.seed != 0
+
+    def among(self, count: int) -> int:
+        """Choose one of so many alternatives; the first one in the plain order."""
+        return int(self._random.integers(count)) if self.seed else 0
+
+    def chance(self, share: float) -> bool:
+        """Choose whether something happens, in a share of all cases; never in the plain order."""
+        return bool(self.seed) and self._random.random() < share
+
+    def order(self, count: int) -> Sequence[int]:
+        """Choose an order of so many things."""
+        return self._random.permutation(count).tolist() if self.seed else range(count)
+
+    def orders(self, counts: Sequence[int]) -> list[list[int]]:
+        """Choose an order for each axis of a grid; not all plain but in the plain order.
+
+        They are the same whenever a run asks for them: devices run a grid in the same order.
+        """
+        plain = chosen = [list(range(count)) for count in counts]
+        random = np.random.Generator(np.random.Philox(self.seed))
+        while chosen == plain and self.seed and max(counts, default=0) > 1:
+            chosen = [random.permutation(count).tolist() for count in counts]
+        return chosen
+
+    def one_of(self, shares: Sequence[float]) -> float:
+        """Return the share of a run, the same in all of it; runs differ by their seed."""
+        return shares[self.seed % len(shares)] if self.seed else 0.0
+
+    @cached_property
+    def _random(self) -> Any:
+        return np.random.Generator(np.random.Philox(self.seed))
