@@ -255,12 +255,8 @@ class Covering:
 
 
 def _tiles_of(pool: SizePool, size: int) -> float:
-    """Return how many tiles a size has; in a pool without tiles, how many ordinary sizes."""
-    return max(1.0, size / max(*pool.tiles, 1) if pool.tiles else size / max(1, _ordinary(pool)))
-
-
-def _ordinary(pool: SizePool) -> int:
-    return pool.sizes[len(pool.sizes) // 2]
+    """Return how many tiles a size has; 1 in a pool without tiles."""
+    return max(1.0, size / max(pool.tiles)) if pool.tiles else 1.0
 
 
 def _tiles(
