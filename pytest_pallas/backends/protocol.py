@@ -255,6 +255,7 @@ class Outcome:
       idle: what the simulator knows of kernels that had no programs: name, line and grid.
       coverage: which ways the kernels went on the simulator, and did not go
         (``pallas_sim.coverage.Reached``).
+      steps: the number of equations that the simulator evaluated; 0 on other backends.
     """
 
     values: Any = None
@@ -269,6 +270,7 @@ class Outcome:
     unverified: tuple[str, ...] = ()
     idle: tuple[tuple[str, str, tuple[int, ...]], ...] = ()
     coverage: tuple[Any, ...] = ()
+    steps: int = 0
 
     @property
     def nbytes(self) -> int:
