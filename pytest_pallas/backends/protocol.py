@@ -256,7 +256,7 @@ class Outcome:
       idle: what the simulator knows of kernels that had no programs: name, line and grid.
       coverage: which ways the kernels went on the simulator, and did not go
         (``pallas_sim.coverage.Reached``).
-      steps: how many equations a simulator evaluated.
+      steps: the number of equations that the simulator evaluated; 0 on other backends.
     """
 
     values: Any = None

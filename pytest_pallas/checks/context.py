@@ -99,7 +99,8 @@ class CheckContext(Properties):
       costs: limits on the costs of code on compiling backends; None without limits.
       claimed: the backends that the spec claims, as in ``KernelSpec.claimed``.
       explained: whether the error of a failure has an explanation; without, it has only a headline.
-      run_seconds: ``run`` adds the seconds of each run of the kernel.
+      run_seconds: the seconds of each run of the kernel; see ``count_run``.
+      run_steps: the equations of each, likewise.
       coverage: ``run`` adds what of the kernel ran, whatever becomes of the check.
     """
 
@@ -119,6 +120,7 @@ class CheckContext(Properties):
     claimed: Sequence[str] = ()
     explained: bool = True
     run_seconds: list[float] = field(default_factory=list[float], repr=False, compare=False)
+    run_steps: list[int] = field(default_factory=list[int], repr=False, compare=False)
     coverage: list[tuple[Reached, ...]] = field(
         default_factory=list[tuple[Reached, ...]], repr=False, compare=False
     )
@@ -216,8 +218,9 @@ def run(
 
 
 def count_run(context: CheckContext, outcome: Outcome) -> None:
-    """Add the seconds of a run of the kernel to the context, and what of the kernel ran."""
+    """Count a run of the kernel, also one that a cache had, and what of the kernel ran."""
     context.run_seconds.append(outcome.seconds)
+    context.run_steps.append(outcome.steps)
     context.coverage.append(outcome.coverage)
 
 

@@ -20,6 +20,7 @@ import operator
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import product
 from types import CodeType
 from typing import Any, SupportsIndex
 
@@ -441,8 +442,10 @@ def boundary(size: int, pool: SizePool) -> str:
     """Return the kind of boundary that a size of a pool is.
 
     ``"fixed"`` in a pool of one size, and the size itself where the user listed several. Else
-    ``"empty"``, ``"one"``, ``"tile-1"``, ``"tile"``, ``"tile+1"``, ``"2 tiles-1"`` and so on (with
-    several tiles ``"128-1"``, ``"2*128-1"``), ``"prime"`` or ``"other"``: the first that it is.
+    ``"empty"`` or ``"one"``; around tiles ``"tile-1"``, ``"tile"``, ``"tile+1"``, ``"2 tiles"``,
+    ``"2 tiles+1"``, ``"3 tiles"`` (with several ``"128-1"``, ``"128"``, ``"2*128"`` ...), or
+    ``"ragged"``, any other size; without tiles ``"prime"`` or ``"other"``. It is the first that
+    fits: the more kinds there are, the fewer pairs of them come together.
     """
     if len(pool.sizes) == 1:
         return "fixed"
@@ -450,15 +453,20 @@ def boundary(size: int, pool: SizePool) -> str:
         return str(size)
     if size < 2:
         return "one" if size else "empty"
-    for count in (1, 2, 3):
-        for tile in sorted(set(pool.tiles)):
-            distance = size - count * tile
-            if abs(distance) <= 1:
-                if len(set(pool.tiles)) > 1:
-                    edge = str(tile) if count == 1 else f"{count}*{tile}"
-                else:
-                    edge = "tile" if count == 1 else f"{count} tiles"
-                return edge + ("", "+1", "-1")[distance]
+    tiles = sorted(set(pool.tiles))
+    for count, tile in product((1, 2, 3), tiles):
+        if len(tiles) > 1:
+            edge = str(tile) if count == 1 else f"{count}*{tile}"
+        else:
+            edge = "tile" if count == 1 else f"{count} tiles"
+        if size == count * tile:
+            return edge
+        if size == tile - 1:
+            return f"{edge}-1"
+        if size == count * tile + 1 and count <= (2 if len(tiles) == 1 else 1):
+            return f"{edge}+1"
+    if tiles:
+        return "ragged"
     return "prime" if _prime_above(size - 1) == size else "other"
 
 
