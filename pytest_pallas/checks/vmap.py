@@ -141,7 +141,10 @@ def vmap(context: CheckContext) -> CheckResult:
             for a, b, flag in zip(leaves, other, flags, strict=True)
         ]
         outcome = run(
-            context, Vmapped(context.kernel, batched), tuple(jax.tree.unflatten(tree, stacked))
+            # JAX's batched kernel has other names, axes and points.
+            replace(context, coverage=[]),
+            Vmapped(context.kernel, batched),
+            tuple(jax.tree.unflatten(tree, stacked)),
         )
         comparisons += judge(context, outcome.values, _stacked(first, second))
     return CheckResult(comparisons=comparisons, subject="vmap; axis 0 is the batch of 2")

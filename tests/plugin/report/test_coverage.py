@@ -146,6 +146,19 @@ def test_a_run_fails_below_a_minimum(suite, least, status, capsys, monkeypatch):
     )
 
 
+def test_a_batched_kernel_does_not_count(suite):
+    """Under vmap, JAX gives a kernel another axis, and on GPUs other names."""
+    path = suite.path / "specs.py"
+    path.write_text(path.read_text().replace("vmappable=False", "vmappable=True"))
+    args = [arg for arg in RUN if "checks" not in arg]
+    suite.run(*args, "--pallas-checks=forward,vmap", "--pallas-results=results.json")
+    records = json.loads((suite.path / "results.json").read_text())["records"]
+    assert {(record["check"], bool(record["coverage"])) for record in records} == {
+        ("forward", True),
+        ("vmap", False),
+    }
+
+
 def test_a_run_without_simulators_measures_nothing(suite):
     args = [arg for arg in RUN if "backend" not in arg]
     result = suite.run(*args, "--pallas-backend=interpret")
