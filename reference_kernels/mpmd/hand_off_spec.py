@@ -34,7 +34,8 @@ def _inputs(draw: st.DrawFn, **tuning: Any) -> pst.Arguments:
 _RELATIONS = (
     Linear(0),
     Linear(2),
-    Permuted({1: 0}, output=0, exact=True),
+    # Not to the last bit: on a simulator, sums depend on where a row is.
+    Permuted({1: 0}, output=0),
     Permuted({0: 1, 2: 0}),
 )
 _TYPICAL = (
