@@ -17,6 +17,11 @@ def shown(name):
     return re.search(rf"<!-- output: {name} -->\n```text\n(.*?)```", TEXT, re.DOTALL)[1]
 
 
+def hits(text):
+    """A tracefile with 1 for whatever ran: how often depends on what the examples are."""
+    return re.sub(r"^((?:DA|BRDA).*,)[1-9]\d*$", r"\g<1>1", text, flags=re.MULTILINE)
+
+
 @pytest.fixture(scope="module")
 def folder(blocks, tmp_path_factory):
     folder = tmp_path_factory.mktemp("coverage")
@@ -37,7 +42,7 @@ def test_the_output_is_as_shown(folder):
     starts = ("coverage", "never ran")
     lines = [line for line in done.stdout.splitlines() if line.startswith(starts)]
     assert lines == shown("notes").splitlines()
-    assert (folder / "coverage.info").read_text() == shown("tracefile")
+    assert hits((folder / "coverage.info").read_text()) == hits(shown("tracefile"))
 
 
 def test_larger_arrays_fail(folder):
