@@ -1,0 +1,547 @@
+"""``explore``: run a call in every order of what its threads and copies do to semaphores.
+
+A run is proved in all orders of its own events (``order``). What the proof cannot decide is which
+events there are: where several threads wait on a semaphore, look at a count (``semaphore_read``),
+or read and change memory in one step, another order may lead to other events. Here each such order
+is run, once for all that differ only in steps that commute.
+
+The unit is a step: what a thread does from one stop to the next, with one operation on a semaphore
+at its beginning, or one event of a copy. Adding to a semaphore commutes with all but a look, so a
+kernel in which each semaphore has one waiter and nobody looks has a single class of orders. Races
+between steps of a run are found by vector clocks, and tried the other way round, one after the
+other: dynamic partial order reduction (Flanagan and Godefroid, POPL 2005) with source sets and
+sleep sets (Abdulla, Aronis, Jonsson and Sagonas, "Optimal dynamic partial order reduction", POPL
+2014).
+Nothing is saved and restored: each run begins anew and repeats the choices of a run before.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal
+
+from pallas_sim.choices import Choices
+from pallas_sim.copies import advance
+from pallas_sim.errors import OptionError, PallasError
+from pallas_sim.findings import Finding, Wait
+from pallas_sim.inspector import same_bits
+from pallas_sim.machine import Limits, Machine
+from pallas_sim.memory import Ref
+from pallas_sim.recording import Copy, Semaphore, Signalled, Synchronized, Waited
+from pallas_sim.simulation import SimulatedCall
+
+#: Who takes a step: a thread, by number, or a copy, by the thread that started it and its number.
+type Actor = tuple[str, int, int]
+
+#: What a step does: the kind of operation, and the name of the semaphore or memory.
+type Operation = tuple[str, Hashable]
+
+#: Pairs of operations on the same thing whose order matters. Additions commute, and a wait does not
+#: come before the addition that it needs.
+_DEPENDENT = frozenset(
+    {
+        frozenset({"take"}),
+        frozenset({"take", "peek"}),
+        frozenset({"take", "look"}),
+        frozenset({"add", "look"}),
+        frozenset({"change"}),
+    }
+)
+
+
+class Redundant(BaseException):
+    """Ends a run whose orders were all run before. No ``Exception``: a kernel may catch those."""
+
+
+@dataclass(eq=False)
+class Step:
+    """A step of a run.
+
+    Attributes:
+      actor: who takes it.
+      operations: what it does.
+      clock: for each actor, how many of its steps come before in every order; its own included.
+      slack: of a wait, what it left on the semaphore.
+    """
+
+    actor: Actor
+    operations: dict[Operation, int] = field(default_factory=dict[Operation, int])
+    clock: dict[Actor, int] = field(default_factory=dict[Actor, int])
+    slack: dict[Hashable, int] = field(default_factory=dict[Hashable, int])
+
+
+def _conflict(one: Iterable[Operation], other: Iterable[Operation]) -> bool:
+    second = list(other)
+    return any(
+        what == also and frozenset({kind, another}) in _DEPENDENT
+        for kind, what in one
+        for another, also in second
+    )
+
+
+@dataclass(eq=False)
+class Node:
+    """A state of a run in which somebody is chosen.
+
+    Attributes:
+      enabled: those who can take a step.
+      chosen: who takes it in the current run.
+      tried: those whose runs were made, each with what its step does.
+      wanted: those that are to be tried.
+      asleep: those whose runs from here on were made elsewhere, each with what its step does.
+    """
+
+    enabled: tuple[Actor, ...]
+    chosen: Actor
+    tried: dict[Actor, Step | None] = field(default_factory=dict[Actor, Step | None])
+    wanted: set[Actor] = field(default_factory=set[Actor])
+    asleep: dict[Actor, Step] = field(default_factory=dict[Actor, Step])
+
+
+@dataclass(eq=False)
+class Explorer(Choices):
+    """The choices of one run of an exploration: those of ``nodes`` first, then new ones.
+
+    Attributes:
+      machine: that runs.
+      nodes: the states of the run, in order, as far as they are known.
+      steps: what was done so far, a step for each node.
+      schedule: which of those enabled is chosen, for each state in which several are; those after
+        its end are chosen in the plain order.
+      past: the steps with their clocks.
+    """
+
+    machine: Machine = field(kw_only=True)
+    nodes: list[Node] = field(default_factory=list[Node])
+    steps: list[Step] = field(default_factory=list[Step])
+    schedule: Sequence[int] = ()
+    _events: Any = None
+    _seen: int = 0
+    _names: dict[int, tuple[Any, Hashable]] = field(default_factory=dict[int, tuple[Any, Hashable]])
+    _copies: dict[int, tuple[Copy, Actor]] = field(default_factory=dict[int, tuple[Copy, Actor]])
+    past: Past = field(default_factory=lambda: Past())
+    _looks: dict[Actor, tuple[int, Hashable, int]] = field(
+        default_factory=dict[Actor, tuple[int, Hashable, int]]
+    )
+    _pollers: list[Any] = field(default_factory=list[Any])
+    _woken: int = 0
+
+    explores: ClassVar[bool] = True
+
+    def next_task(self, ready: deque[Any]) -> Any:
+        """Choose what happens next; copies move until a task goes on, or nothing can happen."""
+        while True:
+            self._end_step()
+            tasks = {("thread", task.thread.number, 0): task for task in ready}
+            copies = {self._actor_of(copy): copy for copy in self.machine.copies if copy.movable}
+            enabled = (*tasks, *copies)
+            if not enabled:
+                return None
+            actor = self._chosen(enabled)
+            self.steps.append(Step(actor))
+            if actor in tasks:
+                ready.remove(tasks[actor])
+                return tasks[actor]
+            self._move(copies[actor])
+
+    def look(self, thread: Any, kind: str, target: Any) -> None:
+        """Add a look to the current step; a thread that sees the same again waits for a change."""
+        if not self.steps:
+            return
+        step = self.steps[-1]
+        if kind != "look":
+            step.operations[kind, target] = 1
+            return
+        name = self._name(target)
+        scheduler = thread.machine.scheduler
+        count = sum(1 for one in self.steps if one.actor == step.actor)
+        before = self._looks.get(step.actor)
+        if before == (count - 1, name, target.count) and scheduler.current is not None:
+            target.waiting.append(scheduler.current)
+            self._pollers.append((scheduler.current, target))
+            if self._wake_pollers not in scheduler.idle:
+                scheduler.idle.append(self._wake_pollers)
+            scheduler.block(lambda: _polls(thread, target))
+            step = self.steps[-1]
+            count = sum(1 for one in self.steps if one.actor == step.actor)
+        self._looks[step.actor] = (count, name, target.count)
+        step.operations["look", name] = 1
+
+    def _wake_pollers(self) -> bool:
+        """Let those look again who wait for a change, if nothing else can happen."""
+        self._woken += 1
+        pollers = [(task, target) for task, target in self._pollers if task in target.waiting]
+        self._pollers.clear()
+        if not pollers or self._woken > _POLLS:
+            return False
+        for task, target in pollers:
+            target.waiting.remove(task)
+            self.machine.scheduler.wake(task)
+        return True
+
+    def _chosen(self, enabled: tuple[Actor, ...]) -> Actor:
+        """Return who takes the next step, and keep the state.
+
+        Raises:
+          Redundant: all runs from here on were made.
+        """
+        number = len(self.steps)
+        if number < len(self.nodes):
+            return self.nodes[number].chosen
+        asleep = self._asleep()
+        awake = [actor for actor in enabled if actor not in asleep]
+        if not awake:
+            raise Redundant
+        chosen = awake[0]
+        if len(enabled) > 1:
+            made = sum(len(node.enabled) > 1 for node in self.nodes)
+            if made < len(self.schedule):
+                chosen = enabled[min(self.schedule[made], len(enabled) - 1)]
+        self.nodes.append(Node(enabled, chosen, wanted={chosen}, asleep=asleep))
+        return chosen
+
+    def _asleep(self) -> dict[Actor, Step]:
+        """Return who sleeps in the next state: who did before, and commutes with the last step."""
+        if not self.steps:
+            return {}
+        node, last = self.nodes[len(self.steps) - 1], self.steps[-1]
+        before = {**node.asleep, **node.tried}
+        return {
+            actor: step
+            for actor, step in before.items()
+            if step is not None
+            and actor != last.actor
+            and not _conflict(step.operations, last.operations)
+        }
+
+    def _move(self, copy: Copy) -> None:
+        """Let the next event of a copy happen."""
+        step = self.steps[-1]
+        semaphore = copy.sent if copy.unread else copy.done
+        advance(self.machine, copy)
+        if semaphore is not None:
+            operation = ("add", self._name(semaphore))
+            step.operations[operation] = step.operations.get(operation, 0) + copy.size
+
+    def _actor_of(self, copy: Copy) -> Actor:
+        known = self._copies.get(id(copy))
+        if known is not None:
+            return known[1]
+        starter = self.steps[-1].actor if self.steps else ("thread", -1, 0)
+        number = sum(actor[1] == starter[1] for _, actor in self._copies.values())
+        actor = ("copy", starter[1], number)
+        self._copies[id(copy)] = (copy, actor)
+        self.past.begin(actor, self.steps[-1] if self.steps else None)
+        return actor
+
+    def finish(self) -> None:
+        """End the step that is the last one of all threads."""
+        self._end_step()
+        self._events, self._seen = self.machine.recording.events, len(self.machine.recording.events)
+        self.past.meet()
+
+    def _end_step(self) -> None:
+        """Take the events since the step began, and date it."""
+        events = self.machine.recording.events
+        fresh, barrier = events[self._seen :], False
+        if self._events is not None and events is not self._events:
+            fresh, barrier = [*self._events[self._seen :], *events], True
+        self._events, self._seen = events, len(events)
+        if not self.steps:
+            return
+        step = self.steps[-1]
+        if step.clock:
+            return
+        met: list[int] = []
+        for event in fresh:
+            if isinstance(event, Signalled):
+                operation = ("add", self._name(event.semaphore))
+                step.operations[operation] = step.operations.get(operation, 0) + event.amount
+            elif isinstance(event, Waited):
+                name = self._name(event.semaphore)
+                step.operations["take" if event.takes else "peek", name] = event.amount
+                added = step.operations.get(("add", name), 0)
+                kept = 0 if event.takes else event.amount
+                step.slack[name] = event.semaphore.count - added - kept
+            elif isinstance(event, Synchronized) and not barrier:
+                met += event.threads
+        node = self.nodes[len(self.steps) - 1]
+        node.tried[step.actor] = step
+        if step.operations:
+            self._woken = 0
+        self.past.add(step, met, everyone=barrier)
+
+    def _name(self, semaphore: Semaphore) -> Hashable:
+        """Name a semaphore by where it is, which all runs do alike."""
+        known = self._names.get(id(semaphore))
+        if known is None:
+            for device in self.machine.devices.values():
+                for key, ref in device.memory.items():
+                    self._learn(ref, (device.number, key))
+                for key, barrier in device.barriers.items():
+                    self._names[id(barrier)] = (barrier, (device.number, key))
+            known = self._names.setdefault(id(semaphore), (semaphore, semaphore.name))
+        return known[1]
+
+    def _learn(self, ref: Ref, where: Hashable) -> None:
+        if ref.data.dtype == object:
+            for number, one in enumerate(ref.data.flat):
+                self._names.setdefault(id(one), (one, (where, number)))
+
+
+#: How often threads that poll look again although nothing has happened: loops that end by counting.
+_POLLS = 64
+
+
+def _polls(thread: Any, semaphore: Semaphore) -> Any:
+    return Wait(owner=thread.owner, on=semaphore.name, had=semaphore.count, program=thread.program)
+
+
+@dataclass(eq=False)
+class Past:
+    """The steps of a run with their clocks, and the races among them.
+
+    Attributes:
+      steps: in order.
+      races: pairs of positions of steps that may come in the other order.
+    """
+
+    steps: list[Step] = field(default_factory=list[Step])
+    races: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
+    _last: dict[Actor, Step] = field(default_factory=dict[Actor, Step])
+    _begun: dict[Actor, Step] = field(default_factory=dict[Actor, Step])
+    _met: dict[int, dict[Actor, int]] = field(default_factory=dict[int, dict[Actor, int]])
+    _everyone: dict[Actor, int] = field(default_factory=dict[Actor, int])
+
+    def begin(self, actor: Actor, step: Step | None) -> None:
+        """Note in which step an actor begins."""
+        if step is not None:
+            self._begun[actor] = step
+
+    def meet(self) -> None:
+        """Let all that was done come before all that follows."""
+        for step in self._last.values():
+            _join(self._everyone, step.clock)
+
+    def add(self, step: Step, met: Iterable[int], *, everyone: bool) -> None:
+        """Date a step.
+
+        Args:
+          step: the next one.
+          met: the threads that met in it.
+          everyone: whether all that was done before comes before all that follows.
+        """
+        actor = step.actor
+        clock = dict(self._everyone)
+        if (before := self._last.get(actor)) is not None:
+            _join(clock, before.clock)
+        elif (begin := self._begun.get(actor)) is not None:
+            _join(clock, begin.clock)
+        if actor[0] == "thread":
+            _join(clock, self._met.pop(actor[1], {}))
+        for number in met:
+            if (last := self._last.get(("thread", number, 0))) is not None:
+                _join(clock, last.clock)
+        own = 1 + (0 if before is None else before.clock[actor])
+        for earlier in reversed(self.steps):
+            if _is_needed(earlier, step):
+                _join(clock, earlier.clock)
+        for position in range(len(self.steps) - 1, -1, -1):
+            earlier = self.steps[position]
+            if earlier.clock[earlier.actor] <= clock.get(earlier.actor, 0):
+                continue
+            if earlier.actor != actor and _conflict(earlier.operations, step.operations):
+                self.races.append((position, len(self.steps)))
+                _join(clock, earlier.clock)
+        clock[actor] = own
+        step.clock = clock
+        self.steps.append(step)
+        self._last[actor] = step
+        for number in met:
+            if ("thread", number, 0) != actor:
+                _join(self._met.setdefault(number, {}), clock)
+        if everyone:
+            self.meet()
+
+    def precedes(self, one: int, other: int) -> bool:
+        """Return whether a step comes before another one in every order."""
+        first = self.steps[one]
+        return self.steps[other].clock.get(first.actor, 0) >= first.clock[first.actor]
+
+
+def _join(clock: dict[Actor, int], other: dict[Actor, int]) -> None:
+    for actor, time in other.items():
+        if clock.get(actor, 0) < time:
+            clock[actor] = time
+
+
+def _is_needed(earlier: Step, step: Step) -> bool:
+    """Return whether a wait in a step could not end without an addition in an earlier one."""
+    return any(
+        earlier.operations.get(("add", name), 0) > slack for name, slack in step.slack.items()
+    )
+
+
+# All runs of a call.
+
+#: Whether every order of a call computes the same and is free of findings (``proved``), one is not
+#: (``wrong``), or some were not run (``open``).
+Verdict = Literal["proved", "wrong", "open"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Exploration:
+    """What the runs of a call in different orders gave.
+
+    Attributes:
+      verdict: see ``Verdict``.
+      runs: how many were made, those included that were given up as redundant.
+      classes: how many of them differ in the order of steps that do not commute.
+      findings: of the run that is wrong.
+      error: what ended that run, or None.
+      differs: whether it is wrong because it gave other values than the first one.
+      witness: its schedule; see ``simulate(schedule=)``.
+    """
+
+    verdict: Verdict
+    runs: int
+    classes: int
+    findings: tuple[Finding, ...] = ()
+    error: Exception | None = None
+    differs: bool = False
+    witness: tuple[int, ...] | None = None
+
+
+def explore(
+    fn: Callable[..., Any],
+    *args: Any,
+    target: str = "",
+    schedules: int = 100,
+    limits: Limits | None = None,
+    **options: Any,
+) -> Exploration:
+    """Run ``fn(*args, **options)`` in every order in which its threads and copies may go on.
+
+    Args:
+      fn: as of ``simulate``.
+      args: likewise.
+      target: likewise.
+      schedules: the most runs.
+      limits: of each run.
+      options: as of ``simulate``.
+
+    Raises:
+      OptionError: there is no such target, or ``schedules`` is less than 1.
+      SimulationError: the call cannot be simulated.
+    """
+    if schedules < 1:
+        raise OptionError(f"schedules is {schedules}: at least one run is needed")
+    call = SimulatedCall.of(fn, args, options)
+    chip = call.chip(target)
+
+    def run(explorer: Callable[[Machine], Explorer]) -> tuple[Explorer, Any]:
+        machine = Machine(target=chip.name, cores=chip.cores, limits=limits or Limits())
+        machine.choices = explorer(machine)
+        return machine.choices, lambda: call.run(machine, jit=True)
+
+    return search(run, schedules)
+
+
+#: Makes a run: returns its choices, and a function that runs it and returns what it gave.
+type Run = Callable[[Callable[[Machine], Explorer]], tuple[Explorer, Callable[[], Any]]]
+
+
+def search(run: Run, schedules: int) -> Exploration:
+    """Make runs until all orders were had, one is wrong, or there were ``schedules``."""
+    nodes: list[Node] = []
+    first: Any = None
+    runs = classes = 0
+    while True:
+        explorer, begin = run(lambda machine: Explorer(machine=machine, nodes=nodes))
+        outcome = _outcome_of(explorer, begin)
+        runs += 1
+        if outcome is not None:
+            classes += 1
+            first = outcome if first is None else first
+            differs = not outcome.error and not same_values(first.values, outcome.values)
+            if outcome.error is not None or outcome.findings or differs:
+                return Exploration(
+                    verdict="wrong",
+                    runs=runs,
+                    classes=classes,
+                    findings=outcome.findings,
+                    error=outcome.error,
+                    differs=differs,
+                    witness=schedule_of(nodes),
+                )
+        for earlier, later in explorer.past.races:
+            _want_reversal(nodes[earlier], explorer.past, earlier, later)
+        while nodes and not _untried(nodes[-1]):
+            nodes.pop()
+        if not nodes:
+            return Exploration(verdict="proved", runs=runs, classes=classes)
+        if runs >= schedules:
+            return Exploration(verdict="open", runs=runs, classes=classes)
+        nodes[-1].chosen = _untried(nodes[-1])[0]
+
+
+@dataclass(frozen=True)
+class _Outcome:
+    """What a run gave: values, findings, and the error that ended it."""
+
+    values: Any
+    findings: tuple[Finding, ...]
+    error: Exception | None
+
+
+def _outcome_of(explorer: Explorer, begin: Callable[[], Any]) -> _Outcome | None:
+    """Make a run; None if it was given up as redundant."""
+    values = error = None
+    try:
+        values = begin()
+    except Redundant:
+        return None
+    except PallasError as raised:
+        error = raised
+    finally:
+        explorer.finish()
+        del explorer.nodes[len(explorer.steps) :]
+    return _Outcome(values, tuple(explorer.machine.findings), error)
+
+
+def schedule_of(nodes: Sequence[Node]) -> tuple[int, ...]:
+    """Return which actor was chosen wherever there were several."""
+    return tuple(node.enabled.index(node.chosen) for node in nodes if len(node.enabled) > 1)
+
+
+def _untried(node: Node) -> list[Actor]:
+    """Return who is wanted and was not tried; in the order in which they were enabled."""
+    return [
+        actor
+        for actor in node.enabled
+        if actor in node.wanted and actor not in node.tried and actor not in node.asleep
+    ]
+
+
+def _want_reversal(node: Node, past: Past, earlier: int, later: int) -> None:
+    """Want somebody tried in a state, so that a race of its step goes the other way round."""
+    between = (k for k in range(earlier + 1, later) if not past.precedes(earlier, k))
+    steps: list[int] = []
+    first: set[Actor] = set()
+    for position in (*between, later):
+        if not any(past.precedes(before, position) for before in steps):
+            first.add(past.steps[position].actor)
+        steps.append(position)
+    if node.wanted & first:
+        return
+    possible = [actor for actor in node.enabled if actor in first]
+    node.wanted.update(possible[:1] or node.enabled)
+
+
+def same_values(one: Any, other: Any) -> bool:
+    """Return whether two runs gave the same bits."""
+    import jax
+
+    return all(map(same_bits, jax.tree.leaves(one), jax.tree.leaves(other)))
