@@ -19,8 +19,8 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, Literal, NamedTuple
 
 from pallas_sim.choices import Choices
 from pallas_sim.copies import advance
@@ -28,8 +28,9 @@ from pallas_sim.errors import OptionError, PallasError
 from pallas_sim.findings import Finding, Wait
 from pallas_sim.inspector import same_bits
 from pallas_sim.machine import Limits, Machine
-from pallas_sim.memory import Ref
-from pallas_sim.recording import Copy, Semaphore, Signalled, Synchronized, Waited
+from pallas_sim.memory import Ref, Region
+from pallas_sim.order.accesses import bounds_of, root
+from pallas_sim.recording import Copy, Semaphore, Signalled, Synchronized, Touched, Waited
 from pallas_sim.simulation import SimulatedCall
 
 #: Who takes a step: a thread, by number, or a copy, by the thread that started it and its number.
@@ -62,22 +63,35 @@ class Step:
     Attributes:
       actor: who takes it.
       operations: what it does.
-      clock: for each actor, how many of its steps come before in every order; its own included.
-      slack: of a wait, what it left on the semaphore.
+      ended: whether all that it did is known.
+      accesses: to memory, where these are kept: see ``Explorer.memory``.
     """
 
     actor: Actor
     operations: dict[Operation, int] = field(default_factory=dict[Operation, int])
-    clock: dict[Actor, int] = field(default_factory=dict[Actor, int])
-    slack: dict[Hashable, int] = field(default_factory=dict[Hashable, int])
+    ended: bool = False
+    accesses: list[MemoryAccess] = field(default_factory=list["MemoryAccess"])
 
 
-def _conflict(one: Iterable[Operation], other: Iterable[Operation]) -> bool:
-    second = list(other)
+class MemoryAccess(NamedTuple):
+    """An access of a step to memory: whose it is, the range of its bytes, and whether it writes."""
+
+    memory: Hashable
+    first: int
+    end: int
+    writes: bool
+
+
+def _conflict(one: Step, other: Step) -> bool:
+    """Return whether the order of two steps matters."""
     return any(
         what == also and frozenset({kind, another}) in _DEPENDENT
-        for kind, what in one
-        for another, also in second
+        for kind, what in one.operations
+        for another, also in other.operations
+    ) or any(
+        a.memory == b.memory and (a.writes or b.writes) and a.first < b.end and b.first < a.end
+        for a in one.accesses
+        for b in other.accesses
     )
 
 
@@ -111,12 +125,15 @@ class Explorer(Choices):
       schedule: which of those enabled is chosen, for each state in which several are; those after
         its end are chosen in the plain order.
       past: the steps with their clocks.
+      memory: whether the order of accesses to memory matters, too. The proof of order says which
+        accesses are in no order; only for a run that shows it are they tried both ways.
     """
 
     machine: Machine = field(kw_only=True)
     nodes: list[Node] = field(default_factory=list[Node])
     steps: list[Step] = field(default_factory=list[Step])
     schedule: Sequence[int] = ()
+    memory: bool = False
     _events: Any = None
     _seen: int = 0
     _names: dict[int, tuple[Any, Hashable]] = field(default_factory=dict[int, tuple[Any, Hashable]])
@@ -211,15 +228,17 @@ class Explorer(Choices):
         return {
             actor: step
             for actor, step in before.items()
-            if step is not None
-            and actor != last.actor
-            and not _conflict(step.operations, last.operations)
+            if step is not None and actor != last.actor and not _conflict(step, last)
         }
 
     def _move(self, copy: Copy) -> None:
         """Let the next event of a copy happen."""
         step = self.steps[-1]
-        semaphore = copy.sent if copy.unread else copy.done
+        reads = bool(copy.unread)
+        semaphore = copy.sent if reads else copy.done
+        for region, writes in copy.sides:
+            if writes != reads:
+                self._touch(step, region, writes=writes)
         advance(self.machine, copy)
         if semaphore is not None:
             operation = ("add", self._name(semaphore))
@@ -233,7 +252,8 @@ class Explorer(Choices):
         number = sum(actor[1] == starter[1] for _, actor in self._copies.values())
         actor = ("copy", starter[1], number)
         self._copies[id(copy)] = (copy, actor)
-        self.past.begin(actor, self.steps[-1] if self.steps else None)
+        if self.steps:
+            self.past.begin(actor, len(self.steps) - 1)
         return actor
 
     def finish(self) -> None:
@@ -243,7 +263,7 @@ class Explorer(Choices):
         self.past.meet()
 
     def _end_step(self) -> None:
-        """Take the events since the step began, and date it."""
+        """Take the events since the step began."""
         events = self.machine.recording.events
         fresh, barrier = events[self._seen :], False
         if self._events is not None and events is not self._events:
@@ -252,8 +272,9 @@ class Explorer(Choices):
         if not self.steps:
             return
         step = self.steps[-1]
-        if step.clock:
+        if step.ended:
             return
+        step.ended = True
         met: list[int] = []
         for event in fresh:
             if isinstance(event, Signalled):
@@ -262,9 +283,8 @@ class Explorer(Choices):
             elif isinstance(event, Waited):
                 name = self._name(event.semaphore)
                 step.operations["take" if event.takes else "peek", name] = event.amount
-                added = step.operations.get(("add", name), 0)
-                kept = 0 if event.takes else event.amount
-                step.slack[name] = event.semaphore.count - added - kept
+            elif isinstance(event, Touched):
+                self._touch(step, event.region, writes=event.writes)
             elif isinstance(event, Synchronized) and not barrier:
                 met += event.threads
         node = self.nodes[len(self.steps) - 1]
@@ -273,22 +293,37 @@ class Explorer(Choices):
             self._woken = 0
         self.past.add(step, met, everyone=barrier)
 
+    def _touch(self, step: Step, region: Region, *, writes: bool) -> None:
+        if not self.memory:
+            return
+        whole = root(region)
+        if id(whole) not in self._names:
+            self._learn_all()
+        name = self._names.setdefault(id(whole), (whole, ("memory", len(self._names))))[1]
+        start, (first, end) = bounds_of(whole)[0], bounds_of(region)
+        step.accesses.append(MemoryAccess(name, first - start, end - start, writes))
+
     def _name(self, semaphore: Semaphore) -> Hashable:
         """Name a semaphore by where it is, which all runs do alike."""
         known = self._names.get(id(semaphore))
         if known is None:
-            for device in self.machine.devices.values():
-                for key, ref in device.memory.items():
-                    self._learn(ref, (device.number, key))
-                for key, barrier in device.barriers.items():
-                    self._names[id(barrier)] = (barrier, (device.number, key))
+            self._learn_all()
             known = self._names.setdefault(id(semaphore), (semaphore, semaphore.name))
         return known[1]
+
+    def _learn_all(self) -> None:
+        for device in self.machine.devices.values():
+            for key, ref in device.memory.items():
+                self._learn(ref, (device.number, key))
+            for key, barrier in device.barriers.items():
+                self._names[id(barrier)] = (barrier, (device.number, key))
 
     def _learn(self, ref: Ref, where: Hashable) -> None:
         if ref.data.dtype == object:
             for number, one in enumerate(ref.data.flat):
                 self._names.setdefault(id(one), (one, (where, number)))
+        elif self.memory:
+            self._names.setdefault(id(root(ref.data)), (root(ref.data), where))
 
 
 #: How often threads that poll look again although nothing has happened: loops that end by counting.
@@ -301,87 +336,133 @@ def _polls(thread: Any, semaphore: Semaphore) -> Any:
 
 @dataclass(eq=False)
 class Past:
-    """The steps of a run with their clocks, and the races among them.
+    """The steps of a run, what comes before what in every order of them, and the races.
 
     Attributes:
       steps: in order.
+      before: for each step, positions of steps that come before it whatever waits prove: of the
+        same actor, of who began it, and of those that it met.
+      clocks: for each step, how many steps of each actor come before it in every order.
       races: pairs of positions of steps that may come in the other order.
     """
 
     steps: list[Step] = field(default_factory=list[Step])
+    before: list[set[int]] = field(default_factory=list[set[int]])
+    clocks: list[dict[Actor, int]] = field(default_factory=list[dict[Actor, int]])
     races: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
-    _last: dict[Actor, Step] = field(default_factory=dict[Actor, Step])
-    _begun: dict[Actor, Step] = field(default_factory=dict[Actor, Step])
-    _met: dict[int, dict[Actor, int]] = field(default_factory=dict[int, dict[Actor, int]])
-    _everyone: dict[Actor, int] = field(default_factory=dict[Actor, int])
+    _last: dict[Actor, int] = field(default_factory=dict[Actor, int])
+    _begun: dict[Actor, int] = field(default_factory=dict[Actor, int])
+    _met: dict[int, set[int]] = field(default_factory=dict[int, set[int]])
+    _everyone: set[int] = field(default_factory=set[int])
 
-    def begin(self, actor: Actor, step: Step | None) -> None:
+    def begin(self, actor: Actor, position: int) -> None:
         """Note in which step an actor begins."""
-        if step is not None:
-            self._begun[actor] = step
+        self._begun[actor] = position
 
     def meet(self) -> None:
         """Let all that was done come before all that follows."""
-        for step in self._last.values():
-            _join(self._everyone, step.clock)
+        self._everyone.update(self._last.values())
 
     def add(self, step: Step, met: Iterable[int], *, everyone: bool) -> None:
-        """Date a step.
+        """Add the next step.
 
         Args:
-          step: the next one.
+          step: the step.
           met: the threads that met in it.
           everyone: whether all that was done before comes before all that follows.
         """
-        actor = step.actor
-        clock = dict(self._everyone)
-        if (before := self._last.get(actor)) is not None:
-            _join(clock, before.clock)
-        elif (begin := self._begun.get(actor)) is not None:
-            _join(clock, begin.clock)
+        actor, position = step.actor, len(self.steps)
+        before = set(self._everyone)
+        before.update(self._last[a] for a in (actor,) if a in self._last)
+        if actor not in self._last and actor in self._begun:
+            before.add(self._begun[actor])
         if actor[0] == "thread":
-            _join(clock, self._met.pop(actor[1], {}))
+            before |= self._met.pop(actor[1], set())
         for number in met:
             if (last := self._last.get(("thread", number, 0))) is not None:
-                _join(clock, last.clock)
-        own = 1 + (0 if before is None else before.clock[actor])
-        for earlier in reversed(self.steps):
-            if _is_needed(earlier, step):
-                _join(clock, earlier.clock)
-        for position in range(len(self.steps) - 1, -1, -1):
-            earlier = self.steps[position]
-            if earlier.clock[earlier.actor] <= clock.get(earlier.actor, 0):
-                continue
-            if earlier.actor != actor and _conflict(earlier.operations, step.operations):
-                self.races.append((position, len(self.steps)))
-                _join(clock, earlier.clock)
-        clock[actor] = own
-        step.clock = clock
-        self.steps.append(step)
-        self._last[actor] = step
-        for number in met:
+                before.add(last)
             if ("thread", number, 0) != actor:
-                _join(self._met.setdefault(number, {}), clock)
+                self._met.setdefault(number, set()).add(position)
+        self.steps.append(step)
+        self.before.append(before)
+        self._last[actor] = position
         if everyone:
             self.meet()
 
+    def order(self) -> None:
+        """Find what comes before what in every order.
+
+        A wait comes after an addition if all others that do not come after the wait are too little
+        for it. Which those are depends on other waits: the first pass takes those that came later
+        in this run for ordered, and each further one uses the order of the pass before (the
+        greatest fixpoint of ``order.happens_before``).
+        """
+        needed: list[set[int]] | None = None
+        while True:
+            now = self._needed(needed)
+            if now == needed:
+                return
+            needed = now
+            self._date(needed)
+
     def precedes(self, one: int, other: int) -> bool:
-        """Return whether a step comes before another one in every order."""
-        first = self.steps[one]
-        return self.steps[other].clock.get(first.actor, 0) >= first.clock[first.actor]
+        """Return whether a step comes before another one in every order, or is that."""
+        actor = self.steps[one].actor
+        return self.clocks[other].get(actor, 0) >= self.clocks[one][actor]
+
+    def _needed(self, before: list[set[int]] | None) -> list[set[int]]:
+        """Return the additions that the waits of each step need."""
+        needed: list[set[int]] = []
+        taken: dict[Hashable, int] = {}
+        adds: dict[Hashable, list[tuple[int, int]]] = {}
+        for position, step in enumerate(self.steps):
+            for (kind, what), amount in step.operations.items():
+                if kind == "add":
+                    adds.setdefault(what, []).append((position, amount))
+        for position, step in enumerate(self.steps):
+            of_step: set[int] = set()
+            for (kind, what), amount in step.operations.items():
+                if kind not in ("take", "peek"):
+                    continue
+                possible = [
+                    (at, added)
+                    for at, added in adds.get(what, ())
+                    if at < position or (before is not None and not self.precedes(position, at))
+                ]
+                total = sum(added for at, added in possible if at != position)
+                slack = total - taken.get(what, 0) - amount
+                of_step |= {at for at, added in possible if added > slack and at < position}
+                if kind == "take":
+                    taken[what] = taken.get(what, 0) + amount
+            needed.append(of_step)
+        return needed
+
+    def _date(self, needed: Sequence[set[int]]) -> None:
+        """Date the steps, and find the races among them."""
+        self.clocks, self.races = [], []
+        counts: dict[Actor, int] = {}
+        relevant: list[int] = []
+        for position, step in enumerate(self.steps):
+            clock: dict[Actor, int] = {}
+            for earlier in self.before[position] | needed[position]:
+                _join(clock, self.clocks[earlier])
+            counts[step.actor] = clock[step.actor] = counts.get(step.actor, 0) + 1
+            for earlier in reversed(relevant):
+                other = self.steps[earlier]
+                if self.clocks[earlier][other.actor] <= clock.get(other.actor, 0):
+                    continue
+                if _conflict(other, step):
+                    self.races.append((earlier, position))
+                    _join(clock, self.clocks[earlier])
+            self.clocks.append(clock)
+            if step.operations or step.accesses:
+                relevant.append(position)
 
 
 def _join(clock: dict[Actor, int], other: dict[Actor, int]) -> None:
     for actor, time in other.items():
         if clock.get(actor, 0) < time:
             clock[actor] = time
-
-
-def _is_needed(earlier: Step, step: Step) -> bool:
-    """Return whether a wait in a step could not end without an addition in an earlier one."""
-    return any(
-        earlier.operations.get(("add", name), 0) > slack for name, slack in step.slack.items()
-    )
 
 
 # All runs of a call.
@@ -402,7 +483,8 @@ class Exploration:
       findings: of the run that is wrong.
       error: what ended that run, or None.
       differs: whether it is wrong because it gave other values than the first one.
-      witness: its schedule; see ``simulate(schedule=)``.
+      witness: its schedule. None where the proof of order alone says that it is wrong: no run was
+        found in which it shows.
     """
 
     verdict: Verdict
@@ -454,19 +536,42 @@ type Run = Callable[[Callable[[Machine], Explorer]], tuple[Explorer, Callable[[]
 
 
 def search(run: Run, schedules: int) -> Exploration:
-    """Make runs until all orders were had, one is wrong, or there were ``schedules``."""
+    """Make runs until all orders were had, one is wrong, or there were ``schedules``.
+
+    Where the proof of order finds a race, runs in which the accesses come in either order are
+    looked for, until one gives other values: the witness.
+    """
+    result = _search(run, schedules, memory=False)
+    if result.verdict != "wrong" or result.error is not None or result.differs:
+        return result
+    more = _search(run, schedules - result.runs, memory=True, proved=False)
+    runs = result.runs + more.runs
+    if more.verdict == "wrong":
+        return replace(more, runs=runs, findings=result.findings)
+    return replace(result, runs=runs, witness=None)
+
+
+def _search(run: Run, schedules: int, *, memory: bool, proved: bool = True) -> Exploration:
+    """Search as ``search`` does.
+
+    Args:
+      run: makes a run.
+      schedules: the most runs.
+      memory: see ``Explorer.memory``.
+      proved: whether a finding of the proof of order is enough to call a run wrong.
+    """
     nodes: list[Node] = []
     first: Any = None
     runs = classes = 0
-    while True:
-        explorer, begin = run(lambda machine: Explorer(machine=machine, nodes=nodes))
+    while runs < schedules:
+        explorer, begin = run(lambda machine: Explorer(machine=machine, nodes=nodes, memory=memory))
         outcome = _outcome_of(explorer, begin)
         runs += 1
         if outcome is not None:
             classes += 1
             first = outcome if first is None else first
             differs = not outcome.error and not same_values(first.values, outcome.values)
-            if outcome.error is not None or outcome.findings or differs:
+            if outcome.error is not None or differs or (proved and outcome.findings):
                 return Exploration(
                     verdict="wrong",
                     runs=runs,
@@ -476,15 +581,15 @@ def search(run: Run, schedules: int) -> Exploration:
                     differs=differs,
                     witness=schedule_of(nodes),
                 )
+        explorer.past.order()
         for earlier, later in explorer.past.races:
             _want_reversal(nodes[earlier], explorer.past, earlier, later)
         while nodes and not _untried(nodes[-1]):
             nodes.pop()
         if not nodes:
             return Exploration(verdict="proved", runs=runs, classes=classes)
-        if runs >= schedules:
-            return Exploration(verdict="open", runs=runs, classes=classes)
         nodes[-1].chosen = _untried(nodes[-1])[0]
+    return Exploration(verdict="open", runs=runs, classes=classes)
 
 
 @dataclass(frozen=True)

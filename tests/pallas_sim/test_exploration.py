@@ -102,6 +102,7 @@ def outcomes(program: Any, kind: type[Explorer], *, all_wanted: bool) -> tuple[s
             for node in nodes:
                 node.wanted.update(node.enabled)
         else:
+            explorer.past.order()
             for earlier, later in explorer.past.races:
                 exploration._want_reversal(nodes[earlier], explorer.past, earlier, later)
         while nodes and not exploration._untried(nodes[-1]):
