@@ -411,9 +411,13 @@ class Past:
         return self.clocks[other].get(actor, 0) >= self.clocks[one][actor]
 
     def _needed(self, before: list[set[int]] | None) -> list[set[int]]:
-        """Return the additions that the waits of each step need."""
+        """Return the additions that the waits of each step need.
+
+        Of what was taken before, only the actor's own part is known to be gone: what others took
+        they may also take later.
+        """
         needed: list[set[int]] = []
-        taken: dict[Hashable, int] = {}
+        taken: dict[tuple[Actor, Hashable], int] = {}
         adds: dict[Hashable, list[tuple[int, int]]] = {}
         for position, step in enumerate(self.steps):
             for (kind, what), amount in step.operations.items():
@@ -430,10 +434,11 @@ class Past:
                     if at < position or (before is not None and not self.precedes(position, at))
                 ]
                 total = sum(added for at, added in possible if at != position)
-                slack = total - taken.get(what, 0) - amount
+                slack = total - taken.get((step.actor, what), 0) - amount
                 of_step |= {at for at, added in possible if added > slack and at < position}
                 if kind == "take":
-                    taken[what] = taken.get(what, 0) + amount
+                    key = (step.actor, what)
+                    taken[key] = taken.get(key, 0) + amount
             needed.append(of_step)
         return needed
 
