@@ -228,7 +228,8 @@ def free(thread: Thread, refs: Sequence[Ref], line: str) -> None:
 def made(thread: Thread, aval: Any, name: str) -> Ref:
     """Allocate memory that no other device knows."""
     shape, dtype = tuple(aval.shape), aval.dtype
-    return Ref(memory_of(thread.machine, shape, dtype, name, "scratch"), name, space_of(aval))
+    memory = memory_of(thread.machine, shape, dtype, name, "scratch")
+    return Ref(memory, name, space_of(aval), uses={})
 
 
 def memory_of(

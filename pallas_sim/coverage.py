@@ -23,6 +23,11 @@ from typing import Literal, NamedTuple
 Kind = Literal["branch", "loop", "ring", "mask", "block", "revisit", "wait"]
 
 
+#: What must hold of one thing for a run to go a way: the thing, as in ``Reached.depends``, one of
+#: ``==``, ``!=``, ``<``, ``<=``, ``>`` and ``>=``, and a number.
+Need = tuple[tuple[str, int], str, int]
+
+
 class Point(NamedTuple):
     """A place of a kernel where a run goes one of several ways.
 
@@ -46,11 +51,21 @@ class Reached:
     Attributes:
       point: the point.
       counts: how often each way was gone.
-      missing: the ways that no run went, and that a test should reach.
-      unreachable: the ways that the program itself rules out, each with the reason.
+      missing: the ways that no run went, that a test should reach, and that the program of some
+        run can go.
+      unreachable: the other ones that a test should reach: each program of the runs rules them
+        out, for this reason. One of another shape may go them.
       condition: what decides, as the kernel's source has it, such as ``step >= stages``; or "".
-      depends: what the decision depends on in the program: ``("program_id", 2)``,
-        ``("scalar", 0)`` for a prefetched scalar or a value loaded from operand 0, ...
+      depends: what the decision depends on in the program: ``("program_id", axis)`` of the grid;
+        ``("num_programs", axis)`` of one that is known only at run time; ``("axis_index", number)``
+        of the axes of the kernel's mesh, in order; ``("scalar", number)`` for a prefetched scalar
+        or a value loaded from that operand, where prefetched ones come first; ``("memory",
+        number)`` for a value in that scratch operand; ``("loop", 0)`` for the counter of a loop.
+        Empty where all ways were gone. Sizes are constants of the trace, so what only sizes decide
+        depends on nothing.
+      needs: of ways that were not gone, what must hold of one thing: ``{"true": (("program_id", 2),
+        ">=", 4)}`` needs a grid of five steps along axis 2. Nothing of a way that depends on
+        several things, or not plainly on one. A ring needs more than ``slots`` uses.
       slots: of a ring, the number of slots; else 0.
       used: of a ring, the largest number of uses of its slots together in one run of the kernel.
     """
@@ -61,6 +76,7 @@ class Reached:
     unreachable: Mapping[str, str] = field(default_factory=dict[str, str])
     condition: str = ""
     depends: tuple[tuple[str, int], ...] = ()
+    needs: Mapping[str, Need] = field(default_factory=dict[str, Need])
     slots: int = 0
     used: int = 0
 
@@ -96,6 +112,9 @@ def _both(one: Reached, other: Reached) -> Reached:
         unreachable=ruled_out,
         condition=one.condition or other.condition,
         depends=tuple(dict.fromkeys((*one.depends, *other.depends))),
+        needs={
+            way: need for way, need in {**one.needs, **other.needs}.items() if not counts.get(way)
+        },
         slots=max(one.slots, other.slots),
         used=max(one.used, other.used),
     )

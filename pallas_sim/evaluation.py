@@ -32,6 +32,7 @@ from pallas_sim.edges import UndefinedLoadError, report
 from pallas_sim.errors import MissingRuleError, PallasError, SimulationError
 from pallas_sim.machine import Thread
 from pallas_sim.memory import from_jax, to_jax
+from pallas_sim.points import Site, operand_site
 from pallas_sim.registry import Equation, Evaluate, find_rule
 
 #: Primitives that call another program with their own operands.
@@ -237,7 +238,10 @@ def _append(
         else:
             slots.append(value)
             new_slots.append(len(slots) - 1)
+    site = operand_site(call)
     for step in program.steps:
+        if site is not None and step.equation.name == "select_n":
+            step = _watching(step, site)
         moved = tuple(new_slots[slot] for slot in step.ins)
         steps.append(
             replace(
@@ -340,12 +344,26 @@ def prepare_equation(eqn: Any, around: str = "", *, used: bool = True) -> Step:
         if not error.line:  # of an equation inside, which JAX made
             error.at(equation.line, "")
         raise
-    return Step(
+    step = Step(
         evaluate=evaluate,
         threaded=rule is None or rule.threaded,
         several=eqn.primitive.multiple_results,
         equation=equation,
     )
+    site = operand_site(equation)
+    return step if site is None or equation.name in CALLS else _watching(step, site)
+
+
+def _watching(step: Step, site: Site) -> Step:
+    """Return a step that also counts what its mask or predicate is, inside of kernels."""
+    evaluate, threaded, position = step.evaluate, step.threaded, site.decides
+
+    def watched(thread: Thread, *operands: Any) -> Any:
+        if thread.kernels:
+            thread.machine.coverage.look(site, thread.kernels[-1], operands[position])
+        return evaluate(thread, *operands) if threaded else evaluate(*operands)
+
+    return replace(step, evaluate=watched, threaded=True)
 
 
 def _equation(eqn: Any, around: str, *, used: bool = True) -> Equation:

@@ -26,6 +26,7 @@ from pallas_sim.findings import Finding, Owner, Wait
 from pallas_sim.findings import Kind as FindingKind
 from pallas_sim.functions import Errors, hashed_errors
 from pallas_sim.memory import AllocationKey, Ref, Region
+from pallas_sim.points import Coverage
 from pallas_sim.recording import Copy, Entered, Recording, Semaphore
 from pallas_sim.scheduler import Scheduler
 from pallas_sim.timeline import Kind as SpanKind
@@ -111,6 +112,7 @@ class Machine:
       refuses: whether a kernel that JAX or Mosaic refuses is an error: see ``refusals``.
       named: whether the chip was named, so that kernels that show no platform are for it, too.
       recording: what threads did to shared memory and semaphores.
+      coverage: counts which ways kernels went.
       timeline: keeps what happened when, or None.
       shared_bytes: gives the bytes of shared memory that a compiler counts for a block of a kernel
         of the Triton route, by its equation, or None if it does not say; None where no compiler is.
@@ -147,6 +149,7 @@ class Machine:
     refuses: bool = True
     named: bool = False
     recording: Recording = field(default_factory=Recording)
+    coverage: Coverage = field(default_factory=Coverage)
     timeline: Timeline | None = None
     inspector: StepObserver | None = None
     shared_bytes: Callable[[Any], int | None] | None = None
@@ -655,8 +658,15 @@ class Thread:
         timeline.end(span)
 
     @contextmanager
-    def inside(self, kernel: str) -> Generator[None]:
-        """Evaluate the body of a kernel."""
+    def inside(self, kernel: str, equation: Any, sizes: Sequence[int]) -> Generator[None]:
+        """Evaluate the body of a kernel.
+
+        Args:
+          kernel: its name.
+          equation: JAX's.
+          sizes: of the grid that the body sees.
+        """
+        self.machine.coverage.enter(kernel, equation, sizes)
         timeline = self.machine.timeline
         span = timeline and timeline.begin(self.owner, self.program, "kernel", kernel)
         self.kernels.append(kernel)

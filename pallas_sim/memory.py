@@ -163,6 +163,8 @@ class Ref:
       block: of a program of a GPU's grid: which memory of all programs it is part of; else None.
       reached: the threads on other devices or cores that have reached it, with the line.
       blocks: of a window of ``emit_pipeline``: what it has been used for; None of other memory.
+      uses: of memory and semaphores of a kernel's own: how often copies used each slot of the first
+        axis, and each way; None of other memory.
     """
 
     data: np.ndarray[Any, Any]
@@ -174,6 +176,7 @@ class Ref:
     block: Any = None
     reached: set[tuple[int, str]] = field(default_factory=set)
     blocks: PipelinedBlocks | None = None
+    uses: dict[Any, int] | None = None
 
     @property
     def shape(self) -> tuple[int, ...]:

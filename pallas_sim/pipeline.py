@@ -20,6 +20,7 @@ from pallas_sim.accesses import allocate, free, record_access
 from pallas_sim.chips import cores_of
 from pallas_sim.choices import Choices
 from pallas_sim.cores import at_entry, launched, run_divided
+from pallas_sim.coverage import Point
 from pallas_sim.dtypes import Array
 from pallas_sim.edges import report
 from pallas_sim.errors import SimulationError
@@ -76,6 +77,7 @@ def execute(kernel: PreparedKernel, thread: Thread, operands: Sequence[Any]) -> 
             ]
             watch_shared_blocks(this)
             _programs(this, points, scratch)
+            _count_blocks(this)
             report_overwritten(this)  # after the last program: steps know their programs by then
             free(core, scratch, kernel.line)
         finally:
@@ -86,7 +88,7 @@ def execute(kernel: PreparedKernel, thread: Thread, operands: Sequence[Any]) -> 
     divisions = list(divided(arguments.grid, kernel.parallel, machine.choices, machine.cores))
     several = len(divisions) > 1
     with (
-        thread.inside(kernel.name),
+        thread.inside(kernel.name, kernel.equation, body_sizes),
         launched(thread, kernel.equation, kernel.traffic, several=several),
     ):
         parallel = any(arguments.grid[axis] > 1 for axis in kernel.parallel)
@@ -152,6 +154,17 @@ def _programs(this: CoreRun, points: Iterator[tuple[int, ...]], scratch: list[Re
             if window.output and changes and not window.in_place:
                 store(this, window, buffer)
         point, starts = following, next_starts or []
+
+
+def _count_blocks(this: CoreRun) -> None:
+    """Add what the windows of a core had to the coverage."""
+    kernel, coverage = this.kernel, this.thread.machine.coverage
+    for window, buffer in zip(kernel.windows, this.buffers, strict=True):
+        at = kernel.line, kernel.name, window.facts.name
+        if any(buffer.blocks):
+            coverage.note(Point("block", *at), *buffer.blocks)
+        if window.output and not window.in_place:
+            coverage.note(Point("revisit", *at), *buffer.visits)
 
 
 def divided(
@@ -225,6 +238,8 @@ class BlockBuffer:
       ref: of the body; None before the first block.
       fetched: the block of the next step, if it was fetched ahead.
       left: the blocks that were written back.
+      blocks: how many that were moved are whole, and have an overhang.
+      visits: how many programs had a block first, and again.
       overlaps: of memory that an input shares with an output; both have it.
     """
 
@@ -233,6 +248,8 @@ class BlockBuffer:
     ref: Ref | None = None
     fetched: tuple[BlockStart, Array] | None = None
     left: set[BlockStart] = field(default_factory=set)
+    blocks: list[int] = field(default_factory=lambda: [0, 0])
+    visits: list[int] = field(default_factory=lambda: [0, 0])
     overlaps: Overlaps | None = None
 
 
@@ -264,7 +281,9 @@ def is_shared(machine: Machine, array: Array) -> bool:
 
 def enter(this: CoreRun, window: BlockWindow, buffer: BlockBuffer, start: BlockStart) -> None:
     """Give the body the block that begins at ``start``."""
-    if buffer.start == start and buffer.ref is not None:
+    again = buffer.start == start and buffer.ref is not None
+    buffer.visits[again or start in buffer.left] += 1
+    if again:
         return
     name = this.kernel.names[len(this.scalars) + window.number]
     machine = this.thread.machine
@@ -322,6 +341,7 @@ def fetch(
     array = buffer.array
     parts = _locate(this, window, array, start)
     inside = array[(*(source for source, _ in parts), ...)]
+    buffer.blocks[inside.shape != window.sizes] += 1
     if buffer.overlaps is not None:
         buffer.overlaps.fetch([source for source, _ in parts], len(this.points) - 1 + ahead)
     _record(this, inside, "read", window)
@@ -354,6 +374,7 @@ def store(this: CoreRun, window: BlockWindow, buffer: BlockBuffer) -> None:
     if buffer.overlaps is not None:
         buffer.overlaps.store(targets, len(this.points) - 1)
     _record(this, part, "write", window)
+    buffer.blocks[part.shape != window.sizes] += 1
     part[...] = block[tuple(source for _, source in parts)]
 
 

@@ -17,6 +17,7 @@ from pallas_sim.compat.grids import platform_of
 from pallas_sim.compat.jaxprs import KERNEL_PRIMITIVES
 from pallas_sim.copies import release
 from pallas_sim.cores import equations
+from pallas_sim.coverage import Reached
 from pallas_sim.eager import EvaluateJaxpr, evaluated_eagerly, evaluating_eagerly
 from pallas_sim.errors import (
     BoundsError,
@@ -60,6 +61,7 @@ class Simulation(Inline):
       fallbacks: how often JAX evaluated a primitive that has no rule, by name.
       watched: the changes of the references named by ``watch``.
       notes: which behavior of the run is unverified, as no document describes it.
+      coverage: which ways its kernels went, and did not go: see ``coverage.Reached``.
     """
 
     values: Any
@@ -68,6 +70,7 @@ class Simulation(Inline):
     fallbacks: dict[str, int]
     watched: tuple[RefChange, ...] = ()
     notes: tuple[str, ...] = ()
+    coverage: tuple[Reached, ...] = ()
 
 
 def evaluate(jaxpr: Any, machine: Machine, args: Sequence[Any]) -> list[Any]:
@@ -379,6 +382,7 @@ def simulate(
         fallbacks=dict(machine.fallbacks),
         watched=tuple(inspector.changes) if isinstance(inspector, Inspector) else (),
         notes=tuple(machine.notes),
+        coverage=machine.coverage.reached(),
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import linecache
+import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -234,3 +235,23 @@ def is_library(file: str) -> bool:
         or file == "<string>"
         or (file.startswith("<") and not linecache.getlines(file))
     )
+
+
+def raised_line(error: BaseException) -> str:
+    """Return the innermost line of a user in the traceback of an error, or "" without one.
+
+    It is ``file:line in function: code``.
+    """
+    frames = [
+        frame
+        for frame in traceback.extract_tb(error.__traceback__)
+        if not (
+            is_own(frame.filename)
+            or is_library(frame.filename)
+            or "-packages/hypothesis/" in Path(frame.filename).as_posix()
+        )
+    ]
+    if not frames:
+        return ""
+    frame = frames[-1]
+    return f"{frame.filename}:{frame.lineno} in {frame.name}: {frame.line}"

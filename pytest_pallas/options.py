@@ -343,7 +343,7 @@ class Options:
     profile: str = _option("ci", one_of(*PROFILES), "NAME",
         "number of examples for each check, unless --pallas-max-examples gives it: quick (2), ci "
         "(8, the default) or thorough (128); on simulators quick draws 10 and ci 16, half as many "
-        "on meshes")
+        "on meshes, more of cheap examples and fewer of expensive ones")
     max_examples: int = _option(8, whole(1), "N",
         "number of examples for each check of a spec (default: 8, on simulators 16, on meshes 8; "
         "expensive checks draw fewer)", marked=True)

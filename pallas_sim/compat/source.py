@@ -37,6 +37,9 @@ _MOVES: dict[str, Literal["fetch", "write back"]] = {
     "copy_out": "write back",
 }
 
+#: Files of JAX whose loops and branches are its own, whoever called them.
+_OWN_LOOPS = ("/pallas/pipelining/", *_PIPELINES)
+
 #: Folders of what runs kernels, or calls functions for them: no kernel is written there.
 _RUNNERS = (
     *(f"/{name}/" for name in ("pallas_sim", "pytest_pallas", "_pytest", "pytest", "pluggy")),
@@ -90,6 +93,40 @@ def is_machinery(eqn: Any) -> bool:
     """Return whether JAX made an equation for a loop or pipeline of its own, in whatever line."""
     traceback = getattr(eqn.source_info, "traceback", None)
     return traceback is not None and _frames(traceback)[1]
+
+
+class UserCall(NamedTuple):
+    """The user's call of JAX that made an equation.
+
+    Attributes:
+      spot: where it is.
+      functions: JAX's functions between the equation and it, the innermost first.
+      in_pipeline: whether a pipeline of JAX's made the equation, and not what the user wrote.
+    """
+
+    spot: Spot
+    functions: tuple[str, ...]
+    in_pipeline: bool
+
+
+def call_of_user(eqn: Any) -> UserCall | None:
+    """Return the user's call that made an equation; None of what JAX made on its own."""
+    traceback = getattr(getattr(eqn, "source_info", None), "traceback", None)
+    return None if traceback is None else _call(traceback)
+
+
+@functools.lru_cache(maxsize=8192)
+def _call(traceback: Any) -> UserCall | None:
+    info = _info()
+    functions: list[str] = []
+    in_pipeline = False
+    for code, instruction in zip(*traceback.raw_frames(), strict=True):
+        if info.is_user_filename(code.co_filename):
+            spot = _spot(info.raw_frame_to_frame(code, instruction))
+            return UserCall(spot, tuple(functions), in_pipeline)
+        functions.append(code.co_name)
+        in_pipeline = in_pipeline or any(part in code.co_filename for part in _OWN_LOOPS)
+    return None
 
 
 def move_of_block(eqn: Any) -> Literal["fetch", "write back"] | None:

@@ -97,13 +97,18 @@ def wait(thread: GpuThread, barrier: Barrier, line: str) -> None:
 def test(thread: GpuThread, barrier: Barrier, line: str) -> bool:
     """Return whether the next phase is complete; if so, that counts as a wait for it."""
     thread.machine.scheduler.give_way()
-    if not _is_passed(barrier, barrier.waits.get((thread.warpgroup, thread.lanes[0]), 0)):
+    if not is_passed(thread, barrier):
         if barrier.coming:
             # A loop of tests must end, so each test runs a step of an operation that arrives there.
             advance(thread.kernel_launch, barrier.coming[0])
         return False
     wait(thread, barrier, line)
     return True
+
+
+def is_passed(thread: GpuThread, barrier: Barrier) -> bool:
+    """Return whether the next phase that a thread has not waited for is complete."""
+    return _is_passed(barrier, barrier.waits.get((thread.warpgroup, thread.lanes[0]), 0))
 
 
 def _wait_for_phase(thread: GpuThread, barrier: Barrier, turn: int, line: str) -> None:

@@ -256,7 +256,12 @@ def _execute(
     note_unused(machine, kernel.equation, [ref.data for ref in outputs], kernel.only_written)
     skips = getattr(kernel.params, "skip_device_barrier", False)
     traffic = Traffic(kernel.ordered, kernel.remote, None, kernel.remote and not skips)
-    with thread.inside(kernel.name), launched(thread, kernel.equation, traffic, several=True):
+    axes = [*kernel.mesh.grid, *kernel.mesh.cluster]
+    sizes = [size for _, size in axes]
+    with (
+        thread.inside(kernel.name, kernel.equation, sizes),
+        launched(thread, kernel.equation, traffic, several=True),
+    ):
         for number, ref in enumerate(arguments):
             if isinstance(ref, Ref) and thread.recorded:
                 thread.publish(ref, "operand", number, shared=True)
@@ -266,7 +271,6 @@ def _execute(
         if kernel.early:
             # Accesses of the kernels ahead to its operands take part in the order of this one.
             launch.start = begin_early(thread, values)
-        sizes = [size for _, size in (*kernel.mesh.grid, *kernel.mesh.cluster)]
         publish_semaphores(launch, kernel.semaphores, list(np.ndindex(*sizes)))
         at_entry(thread, traffic)
         footprints = Footprints(machine.seed, concurrent=kernel.concurrent)

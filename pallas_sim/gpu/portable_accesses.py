@@ -14,7 +14,7 @@ masks and atomics, each element has its number in the array, or a code that says
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -85,6 +85,7 @@ class GridOperand:
       space: memory space of the body's reference.
       is_input: whether it is an input that shares no memory with an output.
       codes: what an element beyond the edge is, for each axis.
+      blocks: how many are whole, and have an overhang.
     """
 
     window: BlockWindow
@@ -93,6 +94,7 @@ class GridOperand:
     space: str
     is_input: bool
     codes: Sequence[int]
+    blocks: list[int] = field(default_factory=lambda: [0, 0])
 
 
 def block_of(
@@ -115,7 +117,9 @@ def block_of(
     memory, sizes, squeezed = operand.memory, operand.window.sizes, operand.window.squeezed
     array, numbers, key = memory.array, None, None
     axes = list(enumerate(zip(start, sizes, array.shape, strict=True)))
-    if all(first >= 0 and first + size <= dim for _, (first, size, dim) in axes):
+    whole = all(first >= 0 and first + size <= dim for _, (first, size, dim) in axes)
+    operand.blocks[not whole] += 1
+    if whole:
         inside = (
             first if axis in squeezed else slice(first, first + size)
             for axis, (first, size, _) in axes

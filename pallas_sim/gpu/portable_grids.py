@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from pallas_sim.choices import Choices
+from pallas_sim.coverage import Point
 from pallas_sim.dtypes import Array
 from pallas_sim.evaluation import run
 from pallas_sim.gpu.launch_order import KernelAhead, end_kernel
@@ -102,7 +103,8 @@ def execute(kernel: PreparedKernel, thread: Thread, operands: Sequence[Any]) -> 
         waiting=WaitingPrograms(machine) if may_wait(kernel.equation) else None,
     )
     programs = _programs(this.grid, facts.vmapped, machine.choices)
-    with thread.inside(kernel.name):
+    sizes = [size for axis, size in enumerate(this.grid) if axis not in facts.vmapped]
+    with thread.inside(kernel.name, kernel.equation, sizes):
         if this.waiting is None:
             _one_by_one(this, thread, programs)
         else:
@@ -110,6 +112,9 @@ def execute(kernel: PreparedKernel, thread: Thread, operands: Sequence[Any]) -> 
             run_on = functools.partial(_one_by_one, this)
             this.waiting.run(thread, programs, run_on, warps)
     end_kernel(thread, _kernel_ahead(this), None)
+    for operand in this.operands:
+        point = Point("block", kernel.line, kernel.name, operand.name)
+        machine.coverage.note(point, *operand.blocks)
     return [operand.memory.array for operand in this.operands[len(facts.inputs) :]]
 
 

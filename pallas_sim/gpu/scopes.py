@@ -193,7 +193,7 @@ def _allocate(block: ThreadBlock, item: ScopedRef, top: int, *, first: bool) -> 
     if ref is None:
         launch = block.cluster.launch
         if facts is not None:
-            ref = Ref(_barriers(block, item), item.name, "barrier")
+            ref = Ref(_barriers(block, item), item.name, "barrier", uses={})
         elif space_of(aval) == "tmem":
             ref = tensor_memory(launch.thread.machine, aval, item.name)
         else:
@@ -201,7 +201,7 @@ def _allocate(block: ThreadBlock, item: ScopedRef, top: int, *, first: bool) -> 
         if ref is None:
             shape, dtype = tuple(aval.shape), aval.dtype
             memory = memory_of(launch.thread.machine, shape, dtype, item.name, "scratch")
-            ref = Ref(memory, item.name, space_of(aval))
+            ref = Ref(memory, item.name, space_of(aval), uses={})
         if ref.key is None:
             ref.key = AllocationKey((), (), item.site)
         block.memory[item.site] = ref
@@ -264,7 +264,7 @@ def _shared(block: ThreadBlock, item: ScopedRef, start: int, size: int) -> Ref:
         memory[...] = fill
         block.arena.references[item.name] = memory
         memory = tiled(memory, item.tiling) if count else memory
-    return Ref(memory, item.name, "smem", key=AllocationKey((), (), item.site))
+    return Ref(memory, item.name, "smem", key=AllocationKey((), (), item.site), uses={})
 
 
 def _barriers(block: ThreadBlock, item: ScopedRef) -> np.ndarray[Any, Any]:

@@ -20,6 +20,7 @@ from pallas_sim.evaluation import CALLS, Program, called, prepare, prepare_lifte
 from pallas_sim.generators import raw_value, value_of
 from pallas_sim.machine import Thread
 from pallas_sim.memory import KeyArray, Ref, to_jax
+from pallas_sim.points import Site, branch_site, loop_site
 from pallas_sim.registry import Equation, Evaluate, rule
 
 
@@ -29,9 +30,12 @@ def _cond(eqn: Equation) -> Evaluate:
     last = len(branches) - 1
     # Where a `pl.when` does not hold: half of all that kernels ask.
     idle = [not (branch.steps or branch.outputs) for branch in branches]
+    site = branch_site(eqn)
 
     def evaluate(thread: Thread, index: Any, *args: Any) -> Any:
         chosen = max(0, min(int(index), last))
+        if site is not None and thread.kernels:
+            thread.machine.coverage.count(site, thread.kernels[-1], chosen)
         return () if idle[chosen] else run(branches[chosen], thread, args, passes_on=True)
 
     return evaluate
@@ -41,17 +45,27 @@ def _cond(eqn: Equation) -> Evaluate:
 def _while(eqn: Equation) -> Evaluate:
     condition, body = prepare(eqn.params["cond_jaxpr"]), prepare(eqn.params["body_jaxpr"])
     first, second = eqn.params["cond_nconsts"], eqn.params["body_nconsts"]
+    site = loop_site(eqn)
 
     def evaluate(thread: Thread, *args: Any) -> Any:
+        rounds = 0
         of_condition, of_body = args[:first], args[first : first + second]
         carry = list(args[first + second :])
         while np.any(going := run(condition, thread, (*of_condition, *carry))[0]):
             thread.machine.count(1)  # an empty loop has no equations to count
+            rounds += 1
             after = run(body, thread, (*of_body, *carry))
             carry = after if np.ndim(going) == 0 else _advanced(going, after, carry)
+        count_rounds(site, thread, rounds)
         return carry
 
     return evaluate
+
+
+def count_rounds(site: Site | None, thread: Thread, rounds: int) -> None:
+    """Count a loop that went round so often inside of a kernel."""
+    if site is not None and thread.kernels:
+        thread.machine.coverage.count(site, thread.kernels[-1], min(rounds, 2))
 
 
 def _advanced(going: Any, after: list[Any], before: list[Any]) -> list[Any]:
@@ -72,8 +86,10 @@ def _scan(eqn: Equation) -> Evaluate:
     consts, carried, _ = scan_parts(eqn.params, len(eqn.ins))
     order = range(length - 1, -1, -1) if eqn.params["reverse"] else range(length)
     stacked = eqn.outs[carried:]
+    site = loop_site(eqn)
 
     def evaluate(thread: Thread, *args: Any) -> Any:
+        count_rounds(site, thread, length)
         constant, carry = args[:consts], list(args[consts : consts + carried])
         scanned = args[consts + carried :]
         if not stacked:

@@ -268,7 +268,12 @@ def _mpmd_map(eqn: Equation) -> Evaluate:
         # Every core, as the number of its mesh, which is that of its body, and its point in it.
         points = [(number, point) for number, mesh in enumerate(meshes) for point in mesh.points]
         several = len(points) != 1 or traffic.asynchronous
-        with thread.inside(kernel), launched(thread, eqn.origin or eqn, traffic, several=several):
+        with (
+            thread.inside(
+                kernel, eqn.origin or eqn, [size for mesh in meshes for size in mesh.shape.values()]
+            ),
+            launched(thread, eqn.origin or eqn, traffic, several=several),
+        ):
             for number, ref in enumerate(shared):
                 if isinstance(ref, Ref) and thread.recorded:
                     thread.publish(ref, "operand", number, shared=True)

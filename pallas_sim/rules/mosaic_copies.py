@@ -38,6 +38,7 @@ from pallas_sim.gpu.windows import (
 )
 from pallas_sim.machine import default_fill
 from pallas_sim.memory import Outside, Ref
+from pallas_sim.points import copy_slots
 from pallas_sim.recording import Asynchronous, Fenced, Side
 from pallas_sim.registry import Equation, Evaluate
 from pallas_sim.rules.mosaic_threads import (
@@ -137,6 +138,7 @@ def _load_of(eqn: Equation) -> _GlobalLoad:
 @gpu_rule("copy_gmem_to_smem")
 def _load(eqn: Equation) -> Evaluate:
     load, line, move = _load_of(eqn), eqn.line, move_of_block(eqn.origin)
+    slots = copy_slots(eqn, load.source, load.target, load.barrier)
     always_arrives = load.predicate is not None and arrives_without_copying()
 
     def evaluate(thread: GpuThread, *operands: Any) -> Any:
@@ -155,6 +157,11 @@ def _load(eqn: Equation) -> Evaluate:
         ref, target = part_of(thread, load.target, operands, "load to", line)
         if move is not None:
             move_block(ref, source.name, move)
+        if slots is not None:
+            until = None
+            if load.barrier is not None and not load.axes:
+                until = named_barrier(thread, load.barrier, operands, line)
+            thread.machine.coverage.use(slots, thread.kernel, operands, until)
         if load.barrier is None:
             _load_in_order(thread, source, target, ref.name, line)
             return
@@ -380,6 +387,7 @@ def _store(eqn: Equation) -> Evaluate:
     target_part = leaves.part(1, "dst_transforms_treedef")
     predicate, commits = leaves.predicate(), eqn.params.get("commit_group", True)
     tiling = Tiling(tiles_of(source_part.window), key_of(eqn.params))
+    slots = copy_slots(eqn, source_part, target_part, None)
     operator, reduce = eqn.params.get("reduction_op"), None
     if operator is not None:
         reduce = reducer(str(getattr(operator, "value", operator)).lower(), eqn.ins[0].dtype)
@@ -387,6 +395,8 @@ def _store(eqn: Equation) -> Evaluate:
     def evaluate(thread: GpuThread, *operands: Any) -> Any:
         if holds(predicate, operands):
             ref, source = part_of(thread, source_part, operands, "copy from", line)
+            if slots is not None:
+                thread.machine.coverage.use(slots, thread.kernel, operands, None)
             if move is not None:
                 move_block(ref, operands[target_part.position].name, move)
             targets = [

@@ -29,7 +29,14 @@ from pallas_sim.edges import (
     write_inside,
 )
 from pallas_sim.errors import SimulationError
-from pallas_sim.gpu.barriers import arrive, arrive_in_cluster, barrier_at, test, wait
+from pallas_sim.gpu.barriers import (
+    arrive,
+    arrive_in_cluster,
+    barrier_at,
+    is_passed,
+    test,
+    wait,
+)
 from pallas_sim.gpu.engines import complete, refills, start
 from pallas_sim.gpu.mosaic_kernels import NOTE, take_over
 from pallas_sim.gpu.scopes import axes_of, set_registers
@@ -44,6 +51,7 @@ from pallas_sim.gpu.threads import (
 from pallas_sim.gpu.windows import at_device, devices_along, signals_of
 from pallas_sim.machine import Thread
 from pallas_sim.memory import Outside, Ref
+from pallas_sim.points import is_of_user, note_wait
 from pallas_sim.recording import Acquired, Asynchronous, Semaphore, Side
 from pallas_sim.registry import Equation, Evaluate, rule
 from pallas_sim.rules.references import reducer
@@ -228,11 +236,19 @@ def _on_barrier(act: Callable[[GpuThread, Barrier, str], Any]) -> Callable[[Equa
         if tree not in eqn.params:
             tree = "barrier_transforms_tree"
         part, predicate = leaves.part(0, tree), leaves.predicate()
+        waits = eqn.name in ("barrier_wait", "barrier_arrive_and_wait")
+        counts = waits and is_of_user(eqn)
 
         def evaluate(thread: GpuThread, *operands: Any) -> Any:
-            if holds(predicate, operands):
-                return act(thread, named_barrier(thread, part, operands, line), line)
-            return None
+            if not holds(predicate, operands):
+                return None
+            barrier = named_barrier(thread, part, operands, line)
+            if counts:
+                note_wait(thread, barrier.name, line, blocked=not is_passed(thread, barrier))
+            result = act(thread, barrier, line)
+            if waits:
+                thread.machine.coverage.close(barrier)
+            return result
 
         return evaluate
 

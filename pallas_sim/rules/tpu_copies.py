@@ -25,6 +25,7 @@ from pallas_sim.edges import contents_of, read_inside, region_inside, report_edg
 from pallas_sim.errors import SimulationError
 from pallas_sim.machine import Thread
 from pallas_sim.memory import Outside, Ref
+from pallas_sim.points import copy_slots, is_of_user, note_wait
 from pallas_sim.recording import Copy, Semaphore
 from pallas_sim.registry import Equation, Evaluate, rule
 from pallas_sim.rules.references import adding
@@ -45,6 +46,7 @@ def _dma_start(eqn: Equation) -> Evaluate:
     line, adds = eqn.line, eqn.params["add"]
     bound = None if named.chooses else _bound(named, eqn.ins)
     move = move_of_block(eqn.origin)
+    slots = None if named.chooses else copy_slots(eqn, named.source, named.target, named.done)
 
     def evaluate(thread: Thread, *operands: Any) -> Any:
         parts, indexed, from_part, to_part, sent_part, done_part = bound or _bound(
@@ -112,6 +114,8 @@ def _dma_start(eqn: Equation) -> Evaluate:
         if peer is None:
             aim(to.data)
             copy.done = _semaphore(thread, parts.done, done_part, operands, line)
+            if slots is not None:
+                thread.machine.coverage.use(slots, thread.kernel, operands, copy.done)
             start(thread, copy)
             return ()
 
@@ -123,6 +127,9 @@ def _dma_start(eqn: Equation) -> Evaluate:
             if copy.begun and copy.done is not None:
                 promise(thread.machine, copy.done, copy)
 
+        if slots is not None:
+            done = copy.sent
+            thread.machine.coverage.use(slots, thread.kernel, operands, done, remote=True)
         reach(thread, peer, to, line, arrive, how="copies to")
         if parts.done is not None:
             reach(thread, peer, operands[parts.done.position], line, count)
@@ -170,7 +177,7 @@ def _note_target(
 @rule("dma_wait", threaded=True)
 def _dma_wait(eqn: Equation) -> Evaluate:
     named = copy_parts(eqn.params, len(eqn.ins))
-    line, target, of_done = eqn.line, named.target, _reader(named.done)
+    line, target, of_done, counts = eqn.line, named.target, _reader(named.done), is_of_user(eqn)
     # The descriptor of a wait says how many bytes, and accesses nothing.
     fixed = None if named.chooses else fixed_size(eqn.ins[target.position], target.transforms)
 
@@ -184,7 +191,10 @@ def _dma_wait(eqn: Equation) -> Evaluate:
             ref: Ref = operands[parts.target.position]
             size = size_in_bytes(ref, parts.target.transforms, operands)
         if semaphore is not None and size:
+            if counts:
+                note_wait(thread, semaphore.name, line, blocked=semaphore.count < size)
             wait(thread, semaphore, size, line)
+            thread.machine.coverage.close(semaphore)
         return ()
 
     return evaluate
@@ -224,7 +234,10 @@ def _wait(eqn: Equation) -> Evaluate:
     def evaluate(thread: Thread, *operands: Any) -> Any:
         semaphore = semaphore_of(thread, operands, line)
         if semaphore is not None:
-            wait(thread, semaphore, int(operands[value]), line, decrement=bool(operands[decrement]))
+            amount = int(operands[value])
+            note_wait(thread, semaphore.name, line, blocked=semaphore.count < amount)
+            wait(thread, semaphore, amount, line, decrement=bool(operands[decrement]))
+            thread.machine.coverage.close(semaphore)
         return ()
 
     return evaluate

@@ -253,6 +253,9 @@ class Outcome:
       notes: notes for the record; a plain string is a note of no kind.
       unverified: undocumented behavior of the simulated chip that the run used.
       idle: what the simulator knows of kernels that had no programs: name, line and grid.
+      coverage: which ways the kernels went on the simulator, and did not go
+        (``pallas_sim.coverage.Reached``).
+      steps: the number of equations that the simulator evaluated; 0 on other backends.
     """
 
     values: Any = None
@@ -266,6 +269,8 @@ class Outcome:
     notes: tuple[Note | str, ...] = ()
     unverified: tuple[str, ...] = ()
     idle: tuple[tuple[str, str, tuple[int, ...]], ...] = ()
+    coverage: tuple[Any, ...] = ()
+    steps: int = 0
 
     @property
     def nbytes(self) -> int:

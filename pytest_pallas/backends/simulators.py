@@ -272,6 +272,8 @@ def _evaluated(
         notes=_notes(backend, machine),
         unverified=tuple(machine.notes),
         idle=tuple((name, line, grid) for (name, line), grid in machine.idle.items()),
+        coverage=machine.coverage.reached(),
+        steps=machine.steps,
     )
 
 

@@ -98,7 +98,8 @@ class CheckContext(Properties):
       costs: limits on the costs of code on compiling backends; None without limits.
       claimed: the backends that the spec claims, as in ``KernelSpec.claimed``.
       explained: whether the error of a failure has an explanation; without, it has only a headline.
-      run_seconds: ``run`` adds the seconds of each run of the kernel.
+      run_seconds: the seconds of each run of the kernel; see ``count_run``.
+      run_steps: the equations of each, likewise.
     """
 
     kernel: Callable[..., Any]
@@ -117,6 +118,7 @@ class CheckContext(Properties):
     claimed: Sequence[str] = ()
     explained: bool = True
     run_seconds: list[float] = field(default_factory=list[float], repr=False, compare=False)
+    run_steps: list[int] = field(default_factory=list[int], repr=False, compare=False)
 
 
 @dataclass(frozen=True)
@@ -205,9 +207,15 @@ def run(
         made = made.with_settings(races=False, dma=False)
     made = replace(made, fill=fill, needs_kernel=needs_kernel, **rest)
     outcome = context.backend.run(made)
-    context.run_seconds.append(outcome.seconds)
+    count_run(context, outcome)
     raise_error(context, outcome, made.schedule)
     return outcome if shards else gathered(outcome, context.settings.timeout)
+
+
+def count_run(context: CheckContext, outcome: Outcome) -> None:
+    """Count a run of the kernel, also one that a cache had."""
+    context.run_seconds.append(outcome.seconds)
+    context.run_steps.append(outcome.steps)
 
 
 def raise_error(context: CheckContext, outcome: Outcome, schedule: Schedule) -> None:

@@ -11,10 +11,10 @@ import functools
 import hashlib
 import sys
 import warnings
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, Literal, Protocol
 
 
 def set_database_key(test: Any, key: str) -> None:
@@ -181,8 +181,8 @@ def is_rejection(error: BaseException) -> bool:
 #
 # An alternative backend of hypothesis answers what a strategy draws. What it answers is recorded as
 # any other choice, so hypothesis shrinks, saves and replays it without the plan. Seen in hypothesis
-# 6.131 to 6.170. It can go when hypothesis documents how a backend is registered. Probe:
-# ``tests/unit/compat/test_hypothesis.py``.
+# 6.131 to 6.170. It can go when hypothesis documents how a backend is registered, and tells it how
+# long a list is. Probe: ``tests/unit/compat/test_hypothesis.py``.
 
 #: The name of the backend, for ``hypothesis.settings``, within ``planning``.
 PLANNED = "pytest-pallas"
@@ -191,9 +191,56 @@ PLANNED = "pytest-pallas"
 _ANSWER: ContextVar[int | None] = ContextVar("answer", default=None)
 
 
+class Answers(Protocol):
+    """Answers what strategies draw that do not know the plan; None to draw at random.
+
+    Hypothesis draws in spans: of a strategy, or of an element of a collection.
+    """
+
+    def start(self, label: int, *, element: bool) -> None:
+        """Start a span, whose label says which strategy draws, or of an element."""
+        ...
+
+    def end(self, *, discarded: bool) -> None:
+        """End the innermost span; its draws are discarded if a filter rejects them."""
+        ...
+
+    def collect(
+        self, kind: CollectionKind, least: int, most: float, width: int | None = None
+    ) -> None:
+        """Declare that a collection is drawn in the innermost span.
+
+        Args:
+          kind: how it is drawn.
+          least: the least number of elements.
+          most: the largest.
+          width: the elements of a row, if it is an array.
+        """
+        ...
+
+    def integer(self, low: int, high: int) -> int | None:
+        """Answer an integer within bounds."""
+        ...
+
+    def drew(self, number: int) -> None:
+        """Take note of an integer, an answer or a random one."""
+        ...
+
+    def boolean(self) -> bool | None:
+        """Answer a boolean, or whether a collection has another element."""
+        ...
+
+
+#: Collections, by how hypothesis draws them: the elements in turn, as many as it decides or as many
+#: as there are; different ones; elements at drawn positions; elements of a list; swaps.
+CollectionKind = Literal["list", "dense", "unique", "sparse", "picks", "permutation"]
+
+_ANSWERS: ContextVar[Answers | None] = ContextVar("answers", default=None)
+
+
 @contextmanager
 def planning() -> Generator[None]:
-    """Let tests with ``settings(backend=PLANNED)`` draw what ``answering`` says, else at random.
+    """Let tests with ``settings(backend=PLANNED)`` draw what a plan answers, else at random.
 
     Outside, hypothesis knows no such backend: with one, it would print another ``settings``.
     """
@@ -202,7 +249,8 @@ def planning() -> Generator[None]:
     provider = _provider()
     AVAILABLE_PROVIDERS[PLANNED] = f"{provider.__module__}.{provider.__qualname__}"
     try:
-        yield
+        with _collections():
+            yield
     finally:
         del AVAILABLE_PROVIDERS[PLANNED]
 
@@ -217,17 +265,108 @@ def answering(position: int) -> Generator[None]:
         _ANSWER.reset(token)
 
 
+@contextmanager
+def answered_by(answers: Answers | None) -> Generator[None]:
+    """Answer the draws inside this context; None to draw at random."""
+    token = _ANSWERS.set(answers)
+    try:
+        yield
+    finally:
+        _ANSWERS.reset(token)
+
+
+@contextmanager
+def _collections() -> Generator[None]:
+    """Let strategies of collections say how many elements they draw."""
+    from hypothesis.strategies._internal import collections, core
+
+    def sizes(strategy: Any) -> tuple[Any, ...]:
+        return strategy.min_size, strategy.max_size
+
+    def array(strategy: Any) -> tuple[Any, ...]:
+        size = strategy.array_size
+        return size, size, strategy.shape[-1] if strategy.shape else None
+
+    known: list[tuple[Any, Callable[[Any], CollectionKind], Callable[[Any], tuple[Any, ...]]]]
+    known = [
+        (collections.ListStrategy, lambda _: "list", sizes),
+        (collections.UniqueListStrategy, lambda _: "unique", sizes),
+        (collections.UniqueSampledListStrategy, lambda _: "picks", sizes),
+        (core.PermutationStrategy, lambda _: "permutation", lambda it: (len(it.values),) * 2),
+    ]
+    arrays: Any = sys.modules.get("hypothesis.extra.numpy")
+    if arrays is not None:
+        kind_of_array: Callable[[Any], CollectionKind]
+        kind_of_array = lambda it: "dense" if it.fill.is_empty else "sparse"  # noqa: E731
+        known.append((arrays.ArrayStrategy, kind_of_array, array))
+    originals = [(kind, kind.do_draw) for kind, _, _ in known]
+    try:
+        for kind, kind_of, size_of in known:
+            kind.do_draw = _collecting(kind.do_draw, kind_of, size_of)
+        yield
+    finally:
+        for kind, do_draw in originals:
+            kind.do_draw = do_draw
+
+
+def _collecting(
+    do_draw: Callable[[Any, Any], Any],
+    kind_of: Callable[[Any], CollectionKind],
+    size_of: Callable[[Any], tuple[Any, ...]],
+) -> Callable[[Any, Any], Any]:
+    """Return the method of a strategy, which declares its collection first."""
+
+    @functools.wraps(do_draw)
+    def collecting(strategy: Any, data: Any) -> Any:
+        answers = _ANSWERS.get()
+        if answers is not None:
+            answers.collect(kind_of(strategy), *size_of(strategy))
+        return do_draw(strategy, data)
+
+    return collecting
+
+
 @functools.cache
 def _provider() -> Any:
     from hypothesis.internal.conjecture.providers import HypothesisProvider
+    from hypothesis.internal.conjecture.utils import ONE_FROM_MANY_LABEL
 
     class Planned(HypothesisProvider):
-        """Answers integers as told, and draws everything else as hypothesis does."""
+        """Answers integers and booleans by the plan, and draws the rest as hypothesis does."""
 
-        def draw_integer(self, *args: Any, **kwargs: Any) -> int:
+        def draw_integer(
+            self, min_value: int | None = None, max_value: int | None = None, **more: Any
+        ) -> int:
             """Return the answer, or a random integer."""
-            answer = _ANSWER.get()
-            return super().draw_integer(*args, **kwargs) if answer is None else answer
+            answer, answers = _ANSWER.get(), _ANSWERS.get()
+            if answer is not None:
+                return answer
+            if answers is not None and min_value is not None and max_value is not None:
+                answer = answers.integer(min_value, max_value)
+            if answer is None:
+                with answered_by(None):  # of weighted integers, hypothesis draws another one first
+                    answer = super().draw_integer(min_value, max_value, **more)
+            if answers is not None:
+                answers.drew(answer)
+            return answer
+
+        def draw_boolean(self, p: float = 0.5) -> bool:
+            """Return the answer, or a random boolean."""
+            answers = _ANSWERS.get()
+            answer = answers.boolean() if answers is not None and 0 < p < 1 else None
+            return super().draw_boolean(p) if answer is None else answer
+
+        def span_start(self, label: int, /) -> None:
+            """Start a span."""
+            answers = _ANSWERS.get()
+            if answers is not None:
+                answers.start(label, element=label == ONE_FROM_MANY_LABEL)
+
+        def span_end(self, discard: bool, /) -> None:
+            """End a span."""
+            answers = _ANSWERS.get()
+            if answers is not None:
+                answers.end(discarded=discard)
 
     Planned.__qualname__ = Planned.__name__
     globals()[Planned.__name__] = Planned  # where hypothesis imports it from

@@ -28,6 +28,7 @@ from pytest_pallas.draw.dims import DimsPlan, boundaries, impossible_pairs
 from pytest_pallas.draw.dtypes import as_dtype
 from pytest_pallas.draw.meshes import MeshAxes, labels_of
 from pytest_pallas.draw.sizes import exceeding
+from pytest_pallas.draw.steering import unsteered
 from pytest_pallas.errors import DrawTooLargeError, SpecError
 from pytest_pallas.record import DTYPE, VALUES, Aspect
 
@@ -636,7 +637,8 @@ def bounded[T](
 @st.composite
 def _bounded(draw: DrawFn, what: str, number: int, strategy: SearchStrategy[Any]) -> Any:
     check_bytes(what, number)
-    return draw(strategy)
+    with unsteered():
+        return draw(strategy)
 
 
 def bytes_in(value: Any) -> int:

@@ -7,8 +7,9 @@ these choices (``build``). ``draw_several`` draws a few examples to inspect a st
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from types import MappingProxyType
 from typing import Any
@@ -18,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 from hypothesis import HealthCheck
 from hypothesis import strategies as st
+from hypothesis.errors import FailedHealthCheck, Unsatisfiable
 from hypothesis.strategies import DrawFn, SearchStrategy
 
 from pytest_pallas import budget
@@ -56,8 +58,9 @@ from pytest_pallas.draw.sizes import (
     holds,
     parse,
 )
-from pytest_pallas.draw.values import check_classes, generate
-from pytest_pallas.errors import SpecError
+from pytest_pallas.draw.steering import unsteered
+from pytest_pallas.draw.values import USUAL, check_classes, generate
+from pytest_pallas.errors import PallasError, SpecError, raised_line
 from pytest_pallas.record import VALUES, Aspect
 
 #: A dtype, or a strategy that draws one.
@@ -99,7 +102,7 @@ def arrays(
     around: Tiles | None = None,
     multiple_of: Tiles | None = None,
     dims: Mapping[str, Sizes] | None = None,
-    values: str | Sequence[str] = ("normal", "integers"),
+    values: str | Sequence[str] = USUAL,
     unequal: bool | Sequence[str] = (),
     max_bytes: int | None = None,
     max_dim: int | None = None,
@@ -129,7 +132,8 @@ def arrays(
       around: see ``strategies.dims``, as for the next two.
       multiple_of: sizes that are one, two or three tiles.
       dims: explicit sizes by name.
-      values: one or more classes of values; docs/strategies.md lists them. Classes with NaN and
+      values: one or more classes of values; docs/strategies.md lists them. By default ``"normal"``,
+        ``"integers"``, ``"ties"`` and ``"peaks"``. Classes with NaN and
         infinities (``"special"``) or subnormals (``"tiny"``) must be named: most kernels do not
         support them.
       unequal: see ``strategies.dims``.
@@ -245,7 +249,8 @@ def _arrays(draw: DrawFn, plan: _ArraysPlan) -> Drawn:
         _check_count(plan.shapes, drawn)
     dtypes = [as_dtype(dtype, "what dtype drew") for dtype in drawn]
     sizes = draw(plan.sizes(tuple(dtype.itemsize for dtype in dtypes)))
-    values, seed = choose(draw, plan.values, VALUES, str), draw(_SEEDS)
+    with unsteered():
+        values, seed = choose(draw, plan.values, VALUES, str), draw(_SEEDS)
     if current_probe() is not None:
         import jax
 
@@ -258,7 +263,7 @@ def _arrays(draw: DrawFn, plan: _ArraysPlan) -> Drawn:
         return build(plan.shapes, sizes, dtypes, values=other, seed=number)
 
     made = build(plan.shapes, sizes, dtypes, values=values, seed=seed, kin=VariantSource(sibling))
-    made.declared = plan.declared(current_learned())
+    made.declared = plan.declared(replace(current_learned(), stretched=False))
     return made
 
 
@@ -321,6 +326,35 @@ def draw_several(strategy: Any, most: int) -> Sequence[Arguments]:
     return draw(strategy, most, max_bytes())
 
 
+@contextmanager
+def strategy_errors(strategy: Any = None) -> Generator[None]:
+    """Say which line of a user raised while a strategy is made, or examples of it are drawn.
+
+    Raises:
+      SpecError: the strategy raises, has nothing to draw, or filters out almost all draws.
+    """
+    try:
+        yield
+    except (FailedHealthCheck, Unsatisfiable) as error:
+        if strategy is not None and strategy.is_empty:
+            raise SpecError(
+                "the inputs strategy can draw nothing: it is st.nothing(), or a strategy made of it"
+            ) from error
+        raise SpecError(
+            "the inputs strategy gives too few examples: it filters out almost all draws. Draw "
+            "what is needed, by multiple_of=, dims= or constraints such as 'm n; m <= n', in place "
+            "of .filter() and assume()"
+        ) from error
+    except PallasError:
+        raise
+    except Exception as error:
+        line = raised_line(error)
+        raise SpecError(
+            f"the inputs strategy raised {type(error).__name__}: {error}"
+            + (f"\n  raised at {line}" if line else "")
+        ) from None
+
+
 def _draw(strategy: Any, most: int, budget: int) -> Sequence[Arguments]:
     del budget  # strategies need it
     drawn: list[Any] = []
@@ -331,6 +365,7 @@ def _draw(strategy: Any, most: int, budget: int) -> Sequence[Arguments]:
         database=None,
         deadline=None,
         derandomize=True,
+        report_multiple_bugs=False,
         suppress_health_check=[
             HealthCheck.too_slow,
             HealthCheck.data_too_large,
@@ -341,7 +376,7 @@ def _draw(strategy: Any, most: int, budget: int) -> Sequence[Arguments]:
     def draw(value: Any) -> None:
         drawn.append(value)
 
-    with without_module_constants():
+    with without_module_constants(), strategy_errors(strategy):
         draw()
     return [as_arguments(example) for example in drawn]
 

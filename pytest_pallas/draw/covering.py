@@ -13,32 +13,50 @@ records the answers as choices of its own: shrinking, the database and replays k
 
 from __future__ import annotations
 
+import math
 import random
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from itertools import combinations
+from itertools import combinations, product
 from typing import Any
 
 from hypothesis import strategies as st
+from hypothesis.errors import InvalidArgument
 from hypothesis.strategies import DrawFn, SearchStrategy
 
-from pytest_pallas.compat.fuzzing import answering, sampled_elements
+from pytest_pallas.compat.fuzzing import answered_by, answering, sampled_elements
 from pytest_pallas.draw.sizes import SizePool, exceeding
+from pytest_pallas.draw.steering import Steered, SteeringMemory
+from pytest_pallas.errors import SpecError
 from pytest_pallas.record import Aspect
 
 #: Limit on the number of alternatives that are known one by one.
 MOST = 24
 
-#: As many rows of sizes are made, and as many of the table are looked at, to take the best.
-_ROWS = 8
+#: As many rows of sizes are made, and as many of the table are looked at, to take the best. Up to
+#: ``_EVERY_ROW`` rows in all, every one is looked at.
+_ROWS, _EVERY_ROW = 8, 64
 
 #: A list is an aspect of its own as often in a call; further ones are drawn at random.
 _LISTS = 2
 
-#: What a new shape is worth, in pairs, and a new way to exceed tiles.
-_NEW_SHAPE, _NEW_EXTENT = 0.5, 4.0
+#: What a new way to exceed tiles is worth, in pairs.
+_NEW_EXTENT = 40.0
+
+#: What an example costs besides its tiles, in tiles.
+_TILES = 8.0
+
+#: One of so many draws without a plan is an expensive one; in a plan it comes after these shapes.
+_SELDOM, _USUAL_FIRST = 64, 6
+
+#: After so many more rejected than accepted examples, a plan steers users' strategies rarely.
+_REFUSED, _RARELY = 3, 4
+
+#: The role of what users' own strategies draw, and the number of alternatives whose pairs count
+#: more than that all come.
+_OWN, _FEW = "own", 4
 
 #: What a pair is worth that came once before.
 _AGAIN = 0.1
@@ -60,13 +78,15 @@ class Covering:
       numbers: of the choices.
       pairs: how often pairs of choices came together, by their numbers.
       tries: how often pairs were to come together, and could not or were rejected.
-      met: the choices of all examples.
+      met: the choices of all examples, with how often they came.
       shapes: the sizes of all examples.
       extents: how examples exceeded tiles; see ``sizes.exceeding``.
       fixed: the choices of the current example.
       followed: whether hypothesis has drawn what the plan chose, so far in the current example.
       tiled: whether a dim has tiles; then the simplest example is none of the pool, and counts not.
       shares: the shares of pairs with an aspect that are open, as far as they were computed.
+      seldom: whether an example was an expensive one.
+      memory: of the strategies of users; see ``steering``.
     """
 
     random: random.Random
@@ -74,7 +94,7 @@ class Covering:
     numbers: dict[Choice, int] = field(default_factory=dict[Choice, int])
     pairs: Counter[Pair] = field(default_factory=Counter[Pair])
     tries: Counter[Pair] = field(default_factory=Counter[Pair])
-    met: set[Choice] = field(default_factory=set[Choice])
+    met: Counter[Choice] = field(default_factory=Counter[Choice])
     shapes: set[tuple[tuple[str, int], ...]] = field(
         default_factory=set[tuple[tuple[str, int], ...]]
     )
@@ -82,7 +102,9 @@ class Covering:
     fixed: dict[Aspect, str] = field(default_factory=dict[Aspect, str])
     followed: bool = True
     tiled: bool = False
-    shares: dict[tuple[int, Aspect], float] = field(default_factory=dict[tuple[int, Aspect], float])
+    shares: dict[int, dict[Aspect, float]] = field(default_factory=dict[int, dict[Aspect, float]])
+    seldom: bool = False
+    memory: SteeringMemory = field(default_factory=SteeringMemory)
 
     def end(self, *, accepted: bool) -> None:
         """End the current example, and begin the next one."""
@@ -97,6 +119,18 @@ class Covering:
         """Choose one of the labels for an aspect of the current example; returns its position."""
         self.domain.setdefault(aspect, {}).update(dict.fromkeys(labels))
         return self._best(aspect, labels, self.fixed)
+
+    def steer(self, name: str, labels: Sequence[str]) -> int:
+        """Choose one of the labels for what a user's own strategy draws; returns its position.
+
+        No label comes much more often than others. Of many, all come once before one comes again.
+        """
+        aspect = Aspect(_OWN, name)
+        most = min(self.met[aspect, word] for word in labels) + 2 * (len(labels) <= _FEW)
+        open_labels = [word for word in labels if self.met[aspect, word] <= most]
+        label = open_labels[self.position(aspect, open_labels)]
+        self.fixed[aspect] = label
+        return labels.index(label)
 
     def together(self, choices: Sequence[Mapping[Aspect, str]]) -> int:
         """Choose some words together: those that no example had first; returns their position."""
@@ -143,10 +177,14 @@ class Covering:
         names = list(pools)
         tiles, deep = _tiles(pools)
         self.tiled |= bool(tiles)
-        best, most = None, -1.0
-        rows = [self._row(aspects, labels) for _ in range(_ROWS)]
-        for number, row in enumerate([*rows, *self.random.sample(table, len(table))]):
-            if best is not None and number >= 2 * _ROWS:
+        best, most = None, (False, 0, -1.0)
+        counts = [len(pool.sizes) for pool in pools.values()]
+        rows = [self._row(aspects, labels, pools) for _ in range(_ROWS)]
+        rows += self.random.sample(table, len(table))
+        if math.prod(counts) <= _EVERY_ROW:
+            rows += product(*map(range, counts))
+        for number, row in enumerate(rows):
+            if most[0] and number >= 2 * _ROWS:
                 break
             chosen = {name: pools[name].sizes[at] for name, at in zip(names, row, strict=True)}
             if not fits(chosen):
@@ -154,15 +192,18 @@ class Covering:
                 self.tries.update(self._pairs(tried))
                 continue
             fixed = dict(self.fixed)
+            new = 0
             worth = self.random.random() * 1e-3
             for name, at in zip(names, row, strict=True):
                 choice = (aspects[name], labels[name][at])
                 worth += self._worth(choice, fixed)
                 fixed[choice[0]] = choice[1]
-            worth += _NEW_SHAPE * (tuple(chosen.items()) not in self.shapes)
+                new += choice not in self.met
             worth += _NEW_EXTENT * len(exceeding(chosen, tiles, deep) - self.extents)
-            if worth > most:
-                best, most = row, worth
+            worth /= _TILES + math.prod(map(_tiles_of, pools.values(), chosen.values()))
+            score = tuple(chosen.items()) not in self.shapes, new, worth
+            if score > most:
+                best, most = row, score
         return best
 
     def fix_sizes(
@@ -180,37 +221,59 @@ class Covering:
             self.extents.update(exceeding(sizes, *_tiles(pools)))
 
     def _row(
-        self, aspects: Mapping[str, Aspect], labels: Mapping[str, Sequence[str]]
+        self,
+        aspects: Mapping[str, Aspect],
+        labels: Mapping[str, Sequence[str]],
+        pools: Mapping[str, SizePool],
     ) -> Sequence[int]:
-        """Choose positions of sizes: dim by dim the best one, in a random order."""
+        """Choose positions of sizes: dim by dim the best one by its tiles, in a random order."""
         fixed, row = dict(self.fixed), dict[str, int]()
         for name in self.random.sample([*aspects], len(aspects)):
-            row[name] = self._best(aspects[name], labels[name], fixed)
+            tiles = [1 + _tiles_of(pools[name], size) for size in pools[name].sizes]
+            row[name] = self._best(aspects[name], labels[name], fixed, tiles)
             fixed[aspects[name]] = labels[name][row[name]]
         return [row[name] for name in aspects]
 
-    def _best(self, aspect: Aspect, labels: Sequence[str], fixed: Mapping[Aspect, str]) -> int:
+    def _best(
+        self,
+        aspect: Aspect,
+        labels: Sequence[str],
+        fixed: Mapping[Aspect, str],
+        costs: Sequence[float] | None = None,
+    ) -> int:
+        """Return the position of the label that is worth the most, by its cost."""
         worth = {word: self._worth((aspect, word), fixed) for word in dict.fromkeys(labels)}
-        return max(range(len(labels)), key=lambda at: (worth[labels[at]], self.random.random()))
+
+        def score(at: int) -> tuple[bool, float, float]:
+            cost = 1.0 if costs is None else costs[at]
+            new = costs is not None and (aspect, labels[at]) not in self.met
+            return new, worth[labels[at]] / cost, self.random.random()
+
+        return max(range(len(labels)), key=score)
 
     def _worth(self, choice: Choice, fixed: Mapping[Aspect, str]) -> float:
-        """Return the new pairs of a choice: those with fixed ones, and the share of the rest."""
-        number = self._number(choice)
-        return sum(
-            self._open(number, self._number((aspect, fixed[aspect])))
-            if aspect in fixed
-            else self._share(number, aspect)
-            for aspect in self.domain
-            if aspect != choice[0]
-        )
+        """Return the new pairs of a choice: those with fixed ones, and the share of the rest.
 
-    def _share(self, number: int, aspect: Aspect) -> float:
-        key = (number, aspect)
-        if key not in self.shares:
-            labels = self.domain[aspect]
-            numbers = [self._number((aspect, word)) for word in labels]
-            self.shares[key] = sum(self._open(number, other) for other in numbers) / len(labels)
-        return self.shares[key]
+        What users' own strategies will draw is unknown: it may depend on this choice.
+        """
+        number = self._number(choice)
+        shares = self._shares(number)
+        worth = sum(shares.values()) - shares.get(choice[0], 0.0)
+        for aspect, word in fixed.items():
+            if aspect != choice[0]:
+                worth += self._open(number, self._number((aspect, word))) - shares.get(aspect, 0)
+        return worth
+
+    def _shares(self, number: int) -> Mapping[Aspect, float]:
+        """Return the share of pairs of a choice that are open, by the other aspect."""
+        shares = self.shares.setdefault(number, {})
+        if len(shares) < sum(aspect.role != _OWN for aspect in self.domain):
+            for aspect, labels in self.domain.items():
+                if aspect.role == _OWN:
+                    continue
+                numbers = [self._number((aspect, word)) for word in labels]
+                shares[aspect] = sum(self._open(number, n) for n in numbers) / len(labels)
+        return shares
 
     def _open(self, number: int, other: int) -> float:
         """Return what a pair is worth: less if it came before, or could not be had."""
@@ -223,6 +286,11 @@ class Covering:
 
     def _pairs(self, choices: Iterable[Choice]) -> Iterable[Pair]:
         return combinations(sorted(map(self._number, choices)), 2)
+
+
+def _tiles_of(pool: SizePool, size: int) -> float:
+    """Return how many tiles a size has; 1 in a pool without tiles."""
+    return max(1.0, size / max(pool.tiles)) if pool.tiles else 1.0
 
 
 def _tiles(
@@ -246,10 +314,21 @@ def planned(draw: DrawFn, strategy: SearchStrategy[Any], covering: Covering) -> 
     """Return a strategy whose choices a plan makes, as far as hypothesis generates."""
     token = _COVERING.set(covering)
     accepted = False
+    # A strategy that rejects what is planned has random numbers most of the time.
+    memory = covering.memory
+    steers = memory.refused < _REFUSED or not covering.random.randrange(_RARELY)
+    steered = (
+        Steered(covering.steer, lambda: covering.fixed, covering.random, memory) if steers else None
+    )
     try:
-        drawn = draw(strategy)
+        with answered_by(steered):
+            drawn = draw(strategy)
         accepted = True
+        if steered is not None:
+            steered.finish()
     finally:
+        if steered is not None and steered.used:
+            memory.refused = max(0, memory.refused + (-1 if accepted else 1))
         covering.end(accepted=accepted)
         _COVERING.reset(token)
     return drawn
@@ -261,6 +340,21 @@ def alternatives(strategy: Any) -> tuple[Any, ...]:
     return () if elements is None or len(elements) > MOST else tuple(elements)
 
 
+def some(name: str, strategy: Any) -> Any:
+    """Return a strategy that can draw something.
+
+    Raises:
+      SpecError: it cannot, for which hypothesis would reject the whole draw; or it is invalid.
+    """
+    try:
+        empty = strategy.is_empty
+    except InvalidArgument as error:
+        raise SpecError(f"{name}: the strategy cannot be used: {error}") from error
+    if empty:
+        raise SpecError(f"{name}: the strategy {strategy!r:.80} can draw nothing; give it a value")
+    return strategy
+
+
 def choose(draw: DrawFn, strategy: Any, aspect: Aspect, word: Callable[[Any], str]) -> Any:
     """Draw from a strategy; of a few alternatives, the plan chooses.
 
@@ -270,7 +364,7 @@ def choose(draw: DrawFn, strategy: Any, aspect: Aspect, word: Callable[[Any], st
       aspect: what is chosen.
       word: returns the word of a value.
     """
-    values = alternatives(strategy)
+    values = alternatives(some(f"{aspect.role} {aspect.name}".strip(), strategy))
     if len(values) < 2:
         return draw(strategy)
     covering = current_covering()
@@ -284,6 +378,19 @@ def choose(draw: DrawFn, strategy: Any, aspect: Aspect, word: Callable[[Any], st
     covering.followed &= position == chosen
     covering.fixed[aspect] = labels[position]
     return values[position]
+
+
+def draw_once_in_a_while(draw: DrawFn) -> bool:
+    """Draw whether this is the one example of a plan that is expensive; not one of the first."""
+    covering = current_covering()
+    positions = st.sampled_from(range(_SELDOM))
+    if covering is None:
+        return draw(positions) == _SELDOM - 1
+    now = not covering.seldom and len(covering.shapes) >= _USUAL_FIRST
+    with answering(_SELDOM - 1 if now else 0):
+        drawn = draw(positions) == _SELDOM - 1
+    covering.seldom |= drawn
+    return drawn
 
 
 def choose_together(draw: DrawFn, choices: Sequence[Mapping[Aspect, str]]) -> int:

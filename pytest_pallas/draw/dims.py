@@ -26,7 +26,7 @@ from hypothesis.strategies import DrawFn, SearchStrategy
 
 from pytest_pallas.budget import option_text
 from pytest_pallas.compat.fuzzing import answering
-from pytest_pallas.draw.covering import current_covering
+from pytest_pallas.draw.covering import current_covering, draw_once_in_a_while, some
 from pytest_pallas.draw.sizes import (
     Constraint,
     Learned,
@@ -45,7 +45,9 @@ from pytest_pallas.draw.sizes import (
     parse,
     parse_constraint,
     simplicity,
+    stretched,
 )
+from pytest_pallas.draw.steering import unsteered
 from pytest_pallas.errors import DrawTooLargeError, SpecError
 
 #: Elements of the largest array that is drawn by default: 4 MiB of float32.
@@ -259,6 +261,11 @@ def plan_dims(
         defining=defining,
         checked=(*checked, *positive, *_differences(spec, arguments.unequal)),
     )
+    if learned.stretched and high is None and learned.long in pools:
+        longer = stretched(pools, learned.long)
+        sizes = {name: pool.sizes[0] for name, pool in longer.items()}
+        if not free and not pools[learned.long].listed and _fits(plan, sizes):
+            return replace(plan, pools=longer, table=make_table(tuple(longer.values())))
     return replace(plan, table=_fitting_table(plan)) if plan.constrained else plan
 
 
@@ -369,19 +376,21 @@ def _complete(plan: DimsPlan, sizes: dict[str, int]) -> bool:
 def draw_dims(draw: DrawFn, plan: DimsPlan) -> dict[str, int]:
     """Return a strategy for the sizes of a plan."""
     sizes = {
-        name: check_int(f"what dims[{name!r}] drew", draw(strategy), 0)
+        name: check_int(f"what dims[{name!r}] drew", draw(some(f"dims[{name!r}]", strategy)), 0)
         for name, strategy in plan.free.items()
     }
     probe = current_probe()
     if probe is not None and any(pool.unsaid for pool in plan.pools.values()):
         return _probed(plan, probe, sizes)
-    positions = _planned(draw, plan, sizes) or _positions(draw, plan)
-    sizes |= {n: p.sizes[at] for (n, p), at in zip(plan.pools.items(), positions, strict=True)}
-    if plan.constrained:
-        if not _complete(plan, sizes):
-            reject()
-    elif _too_large(plan.shapes, sizes, plan.budget):
-        _reduce(plan, sizes, first=draw(st.integers(0, len(plan.pools) - 1)) if plan.pools else 0)
+    with unsteered():
+        positions = _planned(draw, plan, sizes) or _positions(draw, plan)
+        sizes |= {n: p.sizes[at] for (n, p), at in zip(plan.pools.items(), positions, strict=True)}
+        if plan.constrained:
+            if not _complete(plan, sizes):
+                reject()
+        elif _too_large(plan.shapes, sizes, plan.budget):
+            first = draw(st.integers(0, len(plan.pools) - 1)) if plan.pools else 0
+            _reduce(plan, sizes, first=first)
     return {name: sizes[name] for name in plan.shapes.variables}
 
 
@@ -400,7 +409,7 @@ def _capped(plan: DimsPlan, number: int, caps: Sequence[int]) -> Sequence[int]:
 def _planned(draw: DrawFn, plan: DimsPlan, free: Mapping[str, int]) -> Sequence[int] | None:
     """Draw the positions that the plan of the example chooses; None if there are none."""
     covering = current_covering()
-    if covering is None or not plan.pools:
+    if covering is None or not plan.pools or current_learned().stretched:
         return None
 
     def fits(sizes: Mapping[str, int]) -> bool:
@@ -616,7 +625,12 @@ def current_learned() -> Learned:
 
 
 def around(
-    strategy: SearchStrategy[Any], tiles: Mapping[str, tuple[int, ...]], depth: int = 0
+    strategy: SearchStrategy[Any],
+    tiles: Mapping[str, tuple[int, ...]],
+    depth: int = 0,
+    long: str = "",
+    *,
+    stretches: bool = False,
 ) -> Any:
     """Return the strategy, with draws that fit a kernel.
 
@@ -624,13 +638,17 @@ def around(
       strategy: of the kernel's arguments.
       tiles: by dim, for dims that the strategy does not specify.
       depth: how many buffers the kernel uses in turns.
+      long: the dim that has a size of more than 16 bits in one example; "" for none.
+      stretches: whether all draws have that size.
     """
-    learned = Learned(tuple(sorted(tiles.items())), depth)
+    learned = Learned(tuple(sorted(tiles.items())), depth, long, stretches)
     return strategy if learned == NOTHING_LEARNED else _around(strategy, learned)
 
 
 @st.composite
 def _around(draw: DrawFn, strategy: SearchStrategy[Any], learned: Learned) -> Any:
+    if learned.long and not learned.stretched and current_probe() is None:
+        learned = replace(learned, stretched=draw_once_in_a_while(draw))
     token = _LEARNED.set(learned)
     try:
         return draw(strategy)

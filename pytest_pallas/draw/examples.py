@@ -13,14 +13,13 @@ import hypothesis
 import jax
 import numpy as np
 from hypothesis import HealthCheck, Phase
-from hypothesis.errors import FailedHealthCheck, Unsatisfiable
 from hypothesis.strategies import SearchStrategy
 
 from pytest_pallas.budget import LastUsed
 from pytest_pallas.compat.fuzzing import PLANNED, planning, without_module_constants
 from pytest_pallas.draw.arguments import Drawn, mark_drawn, mesh_aspects
+from pytest_pallas.draw.arrays import strategy_errors
 from pytest_pallas.draw.covering import Covering, planned
-from pytest_pallas.errors import SpecError
 
 #: Draws for each example of a check that has parts; those with new parts are run.
 _FOR_PARTS = 2
@@ -50,11 +49,21 @@ class DrawPool:
       names: of the draws, in order; see ``draw_name``.
       values: the draws by name; large ones may be missing.
       size: the number of draws allowed.
+      pairs: how many pairs of choices came together, after each draw.
+      choices: how many choices came, after each draw.
     """
 
     names: list[str]
     values: Mapping[str, Any]
     size: int
+    pairs: list[int]
+    choices: list[int]
+
+    def first(self, size: int) -> DrawPool:
+        """Return the pool of fewer draws: they are the first ones."""
+        return DrawPool(
+            self.names[:size], self.values, size, self.pairs[:size], self.choices[:size]
+        )
 
 
 @dataclass
@@ -69,18 +78,20 @@ class ExampleSource:
         size = LEAST
         while size < draws:
             size *= 2
+        if (larger := self.pools.get((seed, 2 * size))) is not None:
+            return larger.first(size)
         pool = self.pools.get((seed, size))
         if pool is None:
             pool = _pool(self, seed, size)
             self.pools.add((seed, size), pool)
         return pool
 
-    def planned(self, seed: int) -> SearchStrategy[Any]:
+    def planned(self, seed: int, covering: Covering | None = None) -> SearchStrategy[Any]:
         """Return the strategy with the plan by which the pools of a seed are drawn."""
-        return planned(self.strategy, Covering(random.Random(seed)))
+        return planned(self.strategy, covering or Covering(random.Random(seed)))
 
     def choose(
-        self, seed: int, examples: int, subjects: Subjects | None = None
+        self, seed: int, examples: int, subjects: Subjects | None = None, usual: int | None = None
     ) -> Mapping[str, Any]:
         """Return ``examples`` draws by their names (``draw_name``); the same for the same seed.
 
@@ -89,9 +100,15 @@ class ExampleSource:
           examples: the number of examples.
           subjects: returns the parts of the check that apply to a draw. Draws with the most new
             parts come first; draws without any are left out.
+          usual: how many come in any case; after these, only draws with new pairs of choices.
         """
         pool = self.pool(seed, draws_for(examples, subjects))
-        chosen = pool.names[:examples]
+        usual = examples if usual is None else usual
+        chosen = [
+            name
+            for at, name in enumerate(pool.names[:examples])
+            if at < usual or pool.pairs[at] > pool.pairs[at - 1]
+        ]
         values = self._values(pool, seed, chosen)
         if subjects is not None:
             kept = [name for name in pool.names if name in values]
@@ -106,6 +123,12 @@ class ExampleSource:
         values = dict(pool.values)
         _draw(self, seed, pool.size, values.setdefault)
         return values
+
+
+def draws_with_all(pool: DrawPool, draws: int) -> int:
+    """Return how many draws of a pool have all choices that the first ``draws`` have."""
+    choices = pool.choices[:draws]
+    return choices.index(choices[-1]) + 1 if choices else 0
 
 
 def draws_for(examples: int, subjects: Subjects | None) -> int:
@@ -134,30 +157,39 @@ def choose(strategy: Any, *, seed: int, examples: int) -> Mapping[str, Any]:
 
 def _pool(source: ExampleSource, seed: int, size: int) -> DrawPool:
     """Draw, and keep the small draws."""
-    names: list[str] = []
     values: dict[str, Any] = {}
+    pool = DrawPool([], values, size, [], [])
+    covering = Covering(random.Random(seed))
     kept = 0
 
     def add(name: str, drawn: Any) -> None:
         nonlocal kept
-        names.append(name)
+        pool.names.append(name)
+        pool.pairs.append(len(covering.pairs))
+        pool.choices.append(len(covering.met))
         kept += sum(getattr(leaf, "nbytes", 0) for leaf in jax.tree.leaves(_args(drawn)))
         if kept <= MOST_BYTES:
             values[name] = drawn
 
-    _draw(source, seed, size, add)
-    return DrawPool(names, values, size)
+    _draw(source, seed, size, add, covering)
+    return pool
 
 
 class _StopDrawing(BaseException):
     """Ends drawing. Not an ``Exception``, which Hypothesis would report as a failure."""
 
 
-def _draw(source: ExampleSource, seed: int, size: int, add: Callable[[str, Any], object]) -> None:
+def _draw(
+    source: ExampleSource,
+    seed: int,
+    size: int,
+    add: Callable[[str, Any], object],
+    covering: Covering | None = None,
+) -> None:
     """Draw different examples, ``size`` in all or fewer if there are no more.
 
     Raises:
-      SpecError: the strategy filters out almost all draws.
+      SpecError: the strategy raises, or filters out almost all draws.
     """
     names: set[str] = set()
     small: list[tuple[str, Any]] = []
@@ -182,23 +214,22 @@ def _draw(source: ExampleSource, seed: int, size: int, add: Callable[[str, Any],
         if len(names) >= size or idle >= _IDLE:
             raise _StopDrawing
 
-    given = hypothesis.seed(seed)(hypothesis.given(drawn=source.planned(seed))(collect))
-    try:
-        with planning(), without_module_constants(), suppress(_StopDrawing):
-            hypothesis.settings(
-                max_examples=most_draws(size),
-                database=None,
-                deadline=None,
-                phases=[Phase.generate],
-                suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
-                backend=PLANNED,
-            )(given)()
-    except (FailedHealthCheck, Unsatisfiable) as error:
-        raise SpecError(
-            "the inputs strategy gives too few examples: it filters out almost all draws. Draw "
-            "what is needed, by multiple_of=, dims= or constraints such as 'm n; m <= n', in place "
-            "of .filter() and assume()"
-        ) from error
+    given = hypothesis.seed(seed)(hypothesis.given(drawn=source.planned(seed, covering))(collect))
+    with (
+        strategy_errors(source.strategy),
+        planning(),
+        without_module_constants(),
+        suppress(_StopDrawing),
+    ):
+        hypothesis.settings(
+            max_examples=most_draws(size),
+            database=None,
+            deadline=None,
+            phases=[Phase.generate],
+            report_multiple_bugs=False,
+            suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+            backend=PLANNED,
+        )(given)()
     for name, drawn in small:
         if name not in names and len(names) < size:
             add(name, drawn)

@@ -92,6 +92,8 @@ def lengths(
     )
 
     kinds = ["each", "ascending", "descending", "full", "single", "least"]
+    over = [n + 1 for tile in tiles for n in (tile, 2 * tile) if min_length <= n < max_length]
+    kinds += [*(["over"] if over else []), *(["almost full"] if min_length < max_length else [])]
     if count > 1 and min_length == 0:
         kinds += ["empty first", "empty last", *(["empty within"] if count > 2 else [])]
 
@@ -101,11 +103,15 @@ def lengths(
         kind = kind_of_list(draw, "lengths", kinds)
         own = np.array([draw(number) for number in numbers], np.int32)
         single = draw(st.integers(0, count - 1))
-        if kind in ("full", "least", "single"):
-            made = np.full(count, max_length if kind == "full" else min_length, np.int32)
+        if kind in ("full", "almost full", "least", "single"):
+            made = np.full(count, max_length if "full" in kind else min_length, np.int32)
             made[single] = own[single] if kind == "single" else made[single]
+            made[single] -= kind == "almost full"
             return made
-        if kind != "each":
+        if kind == "over":
+            return np.array([over[number % len(over)] for number in own], np.int32)
+        if kind != "each":  # one of them reaches the last tile, or the last page
+            own[single] = max_length
             own = _different(own - min_length, max_length - min_length + 1) + min_length
         if kind in ("ascending", "descending"):
             return np.sort(own) if kind == "ascending" else np.sort(own)[::-1].copy()
@@ -152,7 +158,9 @@ def group_sizes(
 
     @st.composite
     def drawn(draw: DrawFn) -> Int32s:
-        kinds = ("even", "cuts", "empty first", "empty last", "one", *(() if full else ("none",)))
+        kinds = ["even", "cuts", "empty first", "empty last", "one", *([] if full else ["none"])]
+        kinds += ["ascending", "descending"] if groups > 1 else []
+        kinds += ["empty within"] if groups > 2 else []
         kind = kind_of_list(draw, "groups", kinds)
         made = np.zeros(groups, np.int32)
         if kind == "even":
@@ -160,11 +168,14 @@ def group_sizes(
             made[: total % groups] += 1
         if kind == "one":
             made[draw(st.integers(0, groups - 1))] = total
-        if kind in ("cuts", "empty first", "empty last"):
+        if kind not in ("even", "one", "none"):
             ends = [0, *sorted(draw(position) for position in cuts), *([total] if full else [])]
-            if groups > 1 and kind != "cuts":
-                ends[1 if kind == "empty first" else -2] = ends[0 if kind == "empty first" else -1]
+            if groups > 1 and kind.startswith("empty"):
+                last = {"empty first": 1, "empty within": groups // 2 + 1}.get(kind, groups)
+                ends[last - (last == groups)] = ends[last - (last < groups)]
             made[:] = np.diff(ends)
+        if kind in ("ascending", "descending"):
+            return np.sort(made) if kind == "ascending" else np.sort(made)[::-1].copy()
         return made
 
     return bounded("group_sizes", (groups,), drawn())
@@ -218,7 +229,8 @@ def segment_ids(
     Args:
       length: how many tokens, at least 1.
       batch: how many rows, each with segments of its own; None for an array without that axis.
-      max_segments: the most segments of a row. Every so often each token has its own, though.
+      max_segments: the most segments of a row. Every so often each token has its own, though. With
+        three or more, the first id or the second one may have no tokens.
       padding: an id for the tokens after the last segment, often none and now and then all.
       contiguous: False for segments whose tokens are scattered, too.
       around: a tile or several; segments then often start at its edges, or next to them.
@@ -240,10 +252,14 @@ def segment_ids(
     @st.composite
     def row(draw: DrawFn) -> Int32s:
         kinds = ("one", "cuts", "cuts", "cuts", "each", *(() if contiguous else ("scattered",) * 2))
+        kinds += ("none first", "none within") if max_segments > 2 else ()
         kind = kind_of_list(draw, "segments", kinds)
         # Often as many as there may be, since some of them are empty or padding.
         counts = st.integers(1, len(positions)) | st.just(len(positions))
         count = draw(counts) if kind in ("cuts", "scattered") else 1
+        missing = {"none first": 0, "none within": 1}.get(kind)
+        if missing is not None:
+            count = max_segments - 1
         if kind == "each":
             number = np.arange(length)
         elif kind == "scattered":
@@ -253,6 +269,8 @@ def segment_ids(
             number = np.searchsorted(starts, np.arange(length), side="right")
         # Ids count from 0, without the one that means padding.
         _, made = np.unique(number, return_inverse=True)
+        if missing is not None:  # an id that no token has
+            made = np.where(made >= missing, made + 1, made)
         if padding is not None:
             made = np.where(made >= padding, made + 1, made) if padding >= 0 else made
             end = draw(st.one_of(st.just(length), positions[-1]))
@@ -384,6 +402,7 @@ def page_tables(
     pages_each: int,
     pages: int,
     shared: bool = True,
+    used: Sequence[int] | None = None,
 ) -> SearchStrategy[Ints]:
     """Return a strategy for the pages of a cache where each sequence's tokens are kept.
 
@@ -399,6 +418,8 @@ def page_tables(
       pages: all pages of the cache.
       shared: whether sequences may share pages, as prefix caching does. Without it, each page
         belongs to one sequence, so ``pages`` must be enough.
+      used: how many pages each sequence uses, if the kernel may not read the entries after these.
+        They are then 0, a page of another sequence, or no page: -1, ``pages`` or the largest int32.
 
     Draws int32 arrays of shape ``(sequences, pages_each)``, elements from 0 to ``pages - 1``.
 
@@ -414,15 +435,25 @@ def page_tables(
             f"of {pages_each} pages need; raise it, or allow sequences to share pages with "
             "shared=True"
         )
+    counts = None if used is None else np.array([check_int("used", n, 0) for n in used], int)
+    if counts is not None and (len(counts) != sequences or counts.max() > pages_each):
+        raise SpecError(
+            f"used must be {sequences} numbers of at most {pages_each}, one for each sequence, not "
+            f"{counts.tolist()}"
+        )
+
+    beyond = st.sampled_from((0, -1, pages - 1, pages, 2**31 - 1))
 
     @st.composite
     def drawn(draw: DrawFn) -> Ints:
         needed = sequences * pages_each
-        kinds = ("in order", "permuted", "permuted", "last", "prefix", "one page")
-        kind = kind_of_list(draw, "pages", kinds if shared else kinds[:4])
+        kinds = ("in order", "permuted", "permuted", "last", "across", "prefix", "one page")
+        kind = kind_of_list(draw, "pages", kinds if shared else kinds[:5])
         made = np.arange(needed) % pages
         if kind == "last":  # the end of the cache, in descending order
             made = pages - 1 - made
+        if kind == "across":  # as sequences that grow in turns get them
+            made = made.reshape(pages_each, sequences).T.reshape(-1) if needed else made
         if kind == "one page":
             made = np.full(needed, draw(edges(0, pages - 1, ())))
         if kind in ("permuted", "prefix"):
@@ -432,6 +463,8 @@ def page_tables(
         if kind == "prefix":
             common = draw(st.integers(1, pages_each))
             table[:, :common] = table[0, :common]
+        if counts is not None:
+            table[np.arange(pages_each) >= counts[:, None]] = draw(beyond)
         return table
 
     return bounded("page_tables", (sequences, pages_each), drawn())

@@ -67,6 +67,17 @@ def _empty_rows(request: _MaskRequest) -> Any:
     return shown
 
 
+def _rows(request: _MaskRequest) -> Any:
+    """Return a mask whose rows are full, empty, of one key, or up to the border of a block."""
+    count, keys = request.shape
+    kind = request.rng.permutation(np.arange(count) % 5)[:, None]
+    last = request.rng.integers(0, -(-keys // request.block[1]), (count, 1))
+    last = last * request.block[1] + request.rng.integers(-1, 2, (count, 1))
+    one = request.key == request.rng.integers(0, keys, (count, 1))
+    kinds = [kind == number for number in range(4)]
+    return np.select(kinds, [True, False, one, request.key >= last], request.key < last)
+
+
 #: The kinds of masks, the simplest first; Hypothesis shrinks to the first.
 KINDS: dict[str, Callable[[_MaskRequest], Any]] = {
     "full": lambda request: np.ones(request.shape, bool),
@@ -76,6 +87,7 @@ KINDS: dict[str, Callable[[_MaskRequest], Any]] = {
     ),
     "block-sparse": _block_sparse,
     "empty-rows": _empty_rows,
+    "rows": _rows,
     "random": lambda request: request.rng.random(request.shape) < 0.5,
     "none": lambda request: np.zeros(request.shape, bool),
 }
@@ -107,6 +119,7 @@ def masks(
     - ``"block-sparse"``: about half of the blocks, each as a whole, so that a kernel can skip the
       others;
     - ``"empty-rows"``: random, and some queries see nothing;
+    - ``"rows"``: a query sees all keys, none, one, or those before or after the border of a block;
     - ``"random"``: a query sees each key with probability 1/2;
     - ``"none"``: no query sees anything.
 
@@ -114,7 +127,7 @@ def masks(
       queries: the number of queries, at least 1.
       keys: the number of keys, at least 1.
       kinds: the kinds to draw, one or several.
-      block: rows and columns of the blocks of ``"block-sparse"``, or one number for both.
+      block: rows and columns of the blocks, or one number for both.
       batch: the number of masks in an array, each drawn with its own kind; None for an array
         without that axis.
       empty_rows: False if each query must see a key. A query that would see none then sees the key

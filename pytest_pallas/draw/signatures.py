@@ -26,7 +26,7 @@ from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
 from pytest_pallas.draw.arguments import Arguments, arguments, as_arguments, on_meshes
-from pytest_pallas.draw.arrays import DTypes, arrays
+from pytest_pallas.draw.arrays import DTypes, arrays, strategy_errors
 from pytest_pallas.draw.dtypes import SUPPORTED, as_dtype, dtype_pairs, dtypes
 from pytest_pallas.draw.meshes import MeshAxes, is_drawn, sizes_of
 from pytest_pallas.draw.sizes import Sizes, Tiles
@@ -62,7 +62,7 @@ def kernel_args(spec: Any, *, mesh: Any = None) -> SearchStrategy[Arguments]:
     if not spec.meshes:
         if mesh is not None:
             raise SpecError(f"kernel_args: the spec {spec.name!r} has no meshes; drop mesh=")
-        return _calls(spec.name, spec.inputs)
+        return as_strategy(spec.name, spec.inputs).map(as_arguments)
     meshes = " or ".join(str(dict(sizes)) for sizes in spec.meshes)
     if mesh is None and len(spec.meshes) == 1 and is_drawn(spec.meshes[0]):
         return st.deferred(lambda: _on_drawn_meshes(spec))
@@ -77,7 +77,7 @@ def kernel_args(spec: Any, *, mesh: Any = None) -> SearchStrategy[Arguments]:
             f"kernel_args: the spec {spec.name!r} takes a jax.sharding.Mesh with axes as in "
             f"{meshes}, not {mesh!r:.80}"
         )
-    return _calls(spec.name, spec.inputs(mesh))
+    return as_strategy(spec.name, spec.inputs(mesh)).map(as_arguments)
 
 
 def _on_drawn_meshes(spec: Any) -> SearchStrategy[Arguments]:
@@ -107,14 +107,15 @@ def inputs_on_meshes(
     refused: list[Exception] = []
     inputs: list[tuple[Mesh, Any]] = []
     for sizes in sizes_of(axes):
-        try:
-            mesh = make_mesh(sizes, platform)
-            strategy = spec.inputs(mesh)
-        except (TooFewDevicesError, SpecError) as error:
-            refused.append(error)
-            continue
-        if not getattr(strategy, "is_empty", False):
-            inputs.append((mesh, strategy))
+        with strategy_errors():
+            try:
+                mesh = make_mesh(sizes, platform)
+                strategy = spec.inputs(mesh)
+            except (TooFewDevicesError, SpecError) as error:
+                refused.append(error)
+                continue
+            if not as_strategy(spec.name, strategy).is_empty:
+                inputs.append((mesh, strategy))
     if inputs:
         return inputs
     if refused:
@@ -122,12 +123,15 @@ def inputs_on_meshes(
     raise SpecError(f"{spec.name}: its inputs draw nothing for any mesh of {dict(axes)}")
 
 
-def _calls(name: str, inputs: Any) -> SearchStrategy[Arguments]:
+def as_strategy(name: str, inputs: Any) -> SearchStrategy[Any]:
+    """Return the inputs of a spec if they are a strategy.
+
+    Raises:
+      SpecError: they are none.
+    """
     if not isinstance(inputs, SearchStrategy):
-        raise SpecError(
-            f"kernel_args: inputs of spec {name!r} must be a strategy, not {inputs!r:.80}"
-        )
-    return inputs.map(as_arguments)
+        raise SpecError(f"inputs of spec {name!r} must be a strategy, not {inputs!r:.80}")
+    return inputs
 
 
 _NONE: Mapping[str, Any] = MappingProxyType({})

@@ -20,6 +20,7 @@ import operator
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import product
 from types import CodeType
 from typing import Any, SupportsIndex
 
@@ -328,10 +329,14 @@ class Learned:
     Attributes:
       tiles: the sizes of its blocks along dims that the strategy does not specify, by dim.
       depth: how many buffers it uses in turns.
+      long: the dim that may be so long that 16 bits do not count it; "" if that is expensive.
+      stretched: whether the current draw has that size.
     """
 
     tiles: tuple[tuple[str, tuple[int, ...]], ...] = ()
     depth: int = 0
+    long: str = ""
+    stretched: bool = False
 
 
 @dataclass(frozen=True)
@@ -413,12 +418,28 @@ def make_pools(
     return pools
 
 
+def stretched(pools: Mapping[str, SizePool], long: str) -> dict[str, SizePool]:
+    """Return pools of one size each: more than 16 bits count for one dim, the simplest for others.
+
+    The long one ends within a tile, or with a whole one if it always does.
+    """
+    pool = pools[long]
+    tile = max(pool.tiles, default=8)
+    whole = (2**16 // tile + 1) * tile
+    size = whole if min(pool.sizes) >= tile else whole - tile // 2 + 1
+    return {
+        name: SizePool((size if name == long else pool.sizes[0],)) for name, pool in pools.items()
+    }
+
+
 def boundary(size: int, pool: SizePool) -> str:
     """Return the kind of boundary that a size of a pool is.
 
     ``"fixed"`` in a pool of one size, and the size itself where the user listed several. Else
-    ``"empty"``, ``"one"``, ``"tile-1"``, ``"tile"``, ``"tile+1"``, ``"2 tiles-1"`` and so on (with
-    several tiles ``"128-1"``, ``"2*128-1"``), ``"prime"`` or ``"other"``: the first that it is.
+    ``"empty"`` or ``"one"``; around tiles ``"tile-1"``, ``"tile"``, ``"tile+1"``, ``"2 tiles"``,
+    ``"2 tiles+1"``, ``"3 tiles"`` (with several ``"128-1"``, ``"128"``, ``"2*128"`` ...), or
+    ``"ragged"``, any other size; without tiles ``"prime"`` or ``"other"``. It is the first that
+    fits: the more kinds there are, the fewer pairs of them come together.
     """
     if len(pool.sizes) == 1:
         return "fixed"
@@ -426,15 +447,20 @@ def boundary(size: int, pool: SizePool) -> str:
         return str(size)
     if size < 2:
         return "one" if size else "empty"
-    for count in (1, 2, 3, *((pool.deep,) if pool.deep else ())):
-        for tile in sorted(set(pool.tiles)):
-            distance = size - count * tile
-            if abs(distance) <= 1:
-                if len(set(pool.tiles)) > 1:
-                    edge = str(tile) if count == 1 else f"{count}*{tile}"
-                else:
-                    edge = "tile" if count == 1 else f"{count} tiles"
-                return edge + ("", "+1", "-1")[distance]
+    tiles = sorted(set(pool.tiles))
+    for count, tile in product((1, 2, 3, *((pool.deep,) if pool.deep else ())), tiles):
+        if len(tiles) > 1:
+            edge = str(tile) if count == 1 else f"{count}*{tile}"
+        else:
+            edge = "tile" if count == 1 else f"{count} tiles"
+        if size == count * tile:
+            return edge
+        if size == tile - 1:
+            return f"{edge}-1"
+        if size == count * tile + 1 and count <= (2 if len(tiles) == 1 else 1):
+            return f"{edge}+1"
+    if tiles:
+        return "ragged"
     return "prime" if _prime_above(size - 1) == size else "other"
 
 
@@ -546,10 +572,19 @@ def _deepened(pool: SizePool, depth: int, high: int | None) -> SizePool:
     return replace(pool, sizes=(*pool.sizes, count * tile), deep=count)
 
 
+#: More sizes of a dim than this cannot be listed.
+_MOST_LISTED = 1024
+
+
 def _explicit(label: str, value: Any) -> SizePool | SearchStrategy[int]:
     """Make the pool that ``dims`` gives for one dim, regardless of min_dim and max_dim."""
     if isinstance(value, SearchStrategy):
         return value
+    if len(_several(value)) > _MOST_LISTED:
+        raise SpecError(
+            f"{label} lists {len(_several(value))} sizes; list those at the boundaries of the "
+            "kernel, or give a strategy such as st.integers(1, 512)"
+        )
     sizes = {check_int(label, size, 0) for size in _several(value)}
     if not sizes:
         raise SpecError(f"{label} is empty; give at least one size")

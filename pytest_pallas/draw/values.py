@@ -201,6 +201,12 @@ _LARGEST_ROW = 31
 # Of "full": float32 holds sums of 16 such numbers.
 _MOST_BITS = 20
 
+#: The largest value of "peaks": float32 holds its exponential.
+_PEAK = 80
+
+#: Added to the number of an array, for the imaginary parts of its elements.
+_IMAGINARY = 2**32
+
 # Integer dtypes: the spread of "normal", the bound of "uniform", and the exponent of "wide".
 # Sums of a few hundred such values, or of products of the first, stay within int32.
 _SPREAD, _BOUND, _EXPONENT = 8, 1000, 16
@@ -245,11 +251,13 @@ class ValueRequest:
       rng: the random generator: the same numbers for the same seed, on every machine.
       shape: the shape of the array.
       dtype: its dtype; see ``generate`` for values that it cannot hold.
+      index: its number among the arrays of the draw.
     """
 
     rng: np.random.Generator
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
+    index: int = 0
 
     @property
     def wide(self) -> Any:
@@ -271,6 +279,10 @@ class ValueClass:
     make: Callable[[ValueRequest], Array]
     keeps: bool = False
 
+
+#: The classes that are drawn where none are named, and those of them with large differences.
+USUAL = ("integers", "normal", "ties", "peaks")
+EXTREME = frozenset(("ties", "peaks"))
 
 #: The value classes from the simplest on, as they are declared; shrinking goes towards the first.
 CLASSES: dict[str, ValueClass] = {}
@@ -393,6 +405,50 @@ def _normal(request: ValueRequest) -> Array:
     return made * min(_SPREAD, max(1, range_of(request.dtype).high / 3))
 
 
+@value_class("ties")
+def _ties(request: ValueRequest) -> Array:
+    """Each row has integers from -4 to -1, and its largest one several times, far apart.
+
+    A padding of 0 is larger than all of them, and its exponential, too. All but the first array are
+    of "integers": where all factors have one sign, differences of sums of products are inexact.
+    """
+    if range_of(request.dtype).high <= 1 or request.index % _IMAGINARY:
+        return _integers(request)
+    made = -request.rng.integers(2, 5, request.shape, np.int8).astype(np.float32)
+    if made.ndim and made.size:
+        size = request.shape[-1]
+        first = request.rng.integers(0, size, (*request.shape[:-1], 1))
+        for where in (first, (first + -(-size // 2)) % size):
+            np.put_along_axis(made, where, -1, axis=-1)
+    return made
+
+
+@value_class("peaks")
+def _peaks(request: ValueRequest) -> Array:
+    """Rows of small values beside rows of large ones, up to 80, as logits may have.
+
+    Of four rows of the first array, one is small, one is large, one is large and negative, and one
+    is normal but for a single 80. In other arrays one row of eight is four times as large.
+    """
+    made = np.asarray(_normal(request))
+    if not made.ndim or not made.size or request.dtype.kind == "b":
+        return made
+    most = min(_PEAK, math.isqrt(int(range_of(request.dtype).high)) / 8)
+    if not is_float(request.dtype):
+        most = min(_PEAK, range_of(request.dtype).high / 2)
+        made = made / max(1.0, float(np.abs(made).max()) / 4)
+    count = math.prod(request.shape[:-1])
+    rows = made.reshape(count, request.shape[-1])
+    number = (np.arange(count) + request.rng.integers(8))[:, None]
+    if request.index % _IMAGINARY:
+        return np.where(number % 8, rows, 4 * rows).reshape(request.shape)
+    large = np.clip(rows * most * 0.4, -most, most)
+    peak = np.arange(rows.shape[1]) == request.rng.integers(0, rows.shape[1], (count, 1))
+    kinds = [number % 4 == kind for kind in range(3)]
+    chosen = np.select(kinds, [np.where(peak, most, rows), large, -np.abs(large)], rows / 16)
+    return chosen.reshape(request.shape)
+
+
 @value_class("wide")
 def _wide(request: ValueRequest) -> Array:
     """Random signs, magnitudes of any order between 2**-8 and 2**8.
@@ -462,10 +518,6 @@ def _special(request: ValueRequest) -> Array:
     return made
 
 
-#: Added to the number of an array, for the imaginary parts of its elements.
-_IMAGINARY = 2**32
-
-
 def generate(
     values: str, shape: tuple[int, ...], dtype: np.dtype[Any], *, seed: int, index: int = 0
 ) -> Array:
@@ -492,7 +544,7 @@ def generate(
     rng = np.random.Generator(np.random.Philox(key=np.array([seed, index], np.uint64)))
     chosen = CLASSES[values]
     # Without dims numpy's functions return scalars, hence asarray.
-    made = np.asarray(chosen.make(ValueRequest(rng, shape, dtype)))
+    made = np.asarray(chosen.make(ValueRequest(rng, shape, dtype, index)))
     if made.shape != shape:
         made = np.array(np.broadcast_to(made, shape))
     return made if chosen.keeps else np.asarray(_cast(made, dtype))

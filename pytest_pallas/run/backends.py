@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import math
 from collections.abc import Callable, Collection, Container, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -410,23 +411,26 @@ def adapted(
     return on_meshes(axes, list(zip(sizes, strategies, strict=True)))
 
 
-def learned(spec: KernelSpec, strategy: Any, mesh: Any) -> tuple[dict[str, tuple[int, ...]], int]:
+def learned(
+    spec: KernelSpec, strategy: Any, mesh: Any
+) -> tuple[dict[str, tuple[int, ...]], int, str]:
     """Return what the traces of a spec's kernels say about useful sizes.
 
     Returns:
       Their blocks along the dims that the strategy does not specify: none if it specifies all dims,
       computes with drawn values, or the kernel cannot be traced with large sizes. And how many
-      buffers they use in turns: 0 if no dim has tiles.
+      buffers they use in turns: 0 if no dim has tiles. And the dim that may be longer than 16 bits
+      count, or "".
     """
     with probing() as probe:
         try:
             drawn = draw_once(strategy)
         except Exception:  # an error of the strategy with abstract arrays
-            return {}, 0
+            return {}, 0, ""
     if not probe.sizes:
         declared = draw_once(strategy).declared  # which abstract arrays lack
         if declared is None or not declared.tiles:
-            return {}, 0
+            return {}, 0, ""
     blocks: dict[str, set[int]] = {}
     depth = 0
     platforms = tuple(spec.kernel) if isinstance(spec.kernel, Mapping) else ("tpu",)
@@ -438,4 +442,41 @@ def learned(spec: KernelSpec, strategy: Any, mesh: Any) -> tuple[dict[str, tuple
             blocks.setdefault(name, set()).update(tiles)
         sizes = () if mesh is None else tuple(mesh.shape.values())
         depth = max([depth, *(buffers_of(kernel, sizes) for kernel in kernels)])
-    return {name: tuple(sorted(tiles)) for name, tiles in blocks.items()}, depth
+    sorted_blocks = {name: tuple(sorted(tiles)) for name, tiles in blocks.items()}
+    long = "" if mesh is not None else _long_dim(spec, strategy, sorted_blocks, depth)
+    return sorted_blocks, depth, long
+
+
+#: A kernel with a long axis may have so many programs, and no loop: then it takes milliseconds.
+_FEW_PROGRAMS = 80
+
+
+def _long_dim(
+    spec: KernelSpec, strategy: Any, tiles: Mapping[str, tuple[int, ...]], depth: int
+) -> str:
+    """Return the last dim that is cheap to draw longer than 16 bits count; "" if there is none."""
+    declared = draw_once(strategy).declared
+    for name in list(declared.kinds if declared is not None else ())[: -_LONG_DIMS - 1 : -1]:
+        try:
+            drawn = draw_once(around(strategy, tiles, depth, name, stretches=True))
+            if drawn.recipe.get(name, 0) <= 2**16:
+                continue
+            traces = [
+                _traced(call_of(spec.kernel_for(platform), drawn, SECONDS), platform) or ()
+                for platform in (spec.kernel if isinstance(spec.kernel, Mapping) else ("tpu",))
+            ]
+        except Exception:  # an error of the strategy or the kernel with such sizes
+            continue
+        if all(traces) and all(_is_cheap(kernel) for kernels in traces for kernel in kernels):
+            return name
+    return ""
+
+
+#: So many dims are tried.
+_LONG_DIMS = 2
+
+
+def _is_cheap(kernel: KernelCall) -> bool:
+    facts, loops = kernel.facts, {"while", "scan"}
+    few = facts is not None and math.prod(n or math.inf for n in facts.grid) <= _FEW_PROGRAMS
+    return few and not kernel.asynchronous and loops.isdisjoint(kernel.primitives)

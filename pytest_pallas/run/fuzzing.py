@@ -30,6 +30,7 @@ from hypothesis.errors import DidNotReproduce, InvalidArgument
 from pallas_sim.dtypes import epsilon, is_exact
 from pallas_sim.errors import OptionError, PallasError
 from pytest_pallas.backends.processes import agree, gang
+from pytest_pallas.budget import ExampleBudget
 from pytest_pallas.checks.context import CheckResult
 from pytest_pallas.checks.diagnosis import show_larger
 from pytest_pallas.checks.inputs import inputs_of
@@ -42,7 +43,14 @@ from pytest_pallas.compat.fuzzing import (
 )
 from pytest_pallas.decoding import DataError, decode
 from pytest_pallas.draw.arguments import MOST_VARIANTS, as_arguments, mark_drawn, variants
-from pytest_pallas.draw.examples import ExampleSource, Subjects, draw_name, draws_for, most_draws
+from pytest_pallas.draw.examples import (
+    ExampleSource,
+    Subjects,
+    draw_name,
+    draws_for,
+    draws_with_all,
+    most_draws,
+)
 from pytest_pallas.errors import GangError, facts_of
 from pytest_pallas.judge.references import flatten
 from pytest_pallas.judge.tolerance import Comparison
@@ -94,15 +102,15 @@ class Fuzz:
     subjects: Subjects | None = None
 
 
-def fuzz(what: Fuzz, *, seed: int, max_examples: int, until: float | None = None) -> None:
-    """Run ``max_examples`` different examples, and shrink the first failure.
+def fuzz(what: Fuzz, *, seed: int, budget: ExampleBudget, until: float | None = None) -> None:
+    """Run different examples, as many as a budget has, and shrink the first failure.
 
     Examples that failed here in earlier runs come first, those that failed elsewhere come last.
 
     Args:
       what: the check to fuzz.
       seed: seed of the draws.
-      max_examples: the number of examples.
+      budget: of the examples.
       until: when to stop, by ``time.monotonic``.
 
     Raises:
@@ -110,10 +118,14 @@ def fuzz(what: Fuzz, *, seed: int, max_examples: int, until: float | None = None
     """
     __tracebackhide__ = True
     runner = ExampleRunner(what.run, what.passed, until=until)
-    draws, calls = _planned(what.source, seed, max_examples, what.subjects)
+    draws, calls = _planned(what.source, seed, budget, what.subjects)
+    if budget.most > budget.count:
+        whole = draws_with_all(what.source.pool(seed, draws), budget.count)
+        budget = replace(budget, least=max(budget.least, whole))
     try:
         _remembered(what, runner, what.database)
-        _explore(what, runner, calls, seed=seed, draws=draws)
+        budget.costs.clear()  # saved examples are not among those that it counts
+        _explore(what, runner, calls, seed=seed, draws=draws, budget=budget)
     except PallasError as error:
         if what.shrink and not error.timed_out:
             facts_of(error).others = tuple(_others(what, runner, error, calls))
@@ -125,10 +137,10 @@ def fuzz(what: Fuzz, *, seed: int, max_examples: int, until: float | None = None
 
 
 def drawn_calls(
-    source: ExampleSource, seed: int, max_examples: int, subjects: Subjects | None = None
+    source: ExampleSource, seed: int, budget: ExampleBudget, subjects: Subjects | None = None
 ) -> Iterator[Any]:
-    """Return the calls that ``fuzz`` runs."""
-    return (planned.call for planned in _planned(source, seed, max_examples, subjects)[1])
+    """Return the calls that ``fuzz`` runs, if all within the budget are cheap."""
+    return (planned.call for planned in _planned(source, seed, budget, subjects)[1])
 
 
 def fuzz_until(what: Fuzz, *, seed: int, until: float) -> None:
@@ -232,13 +244,14 @@ class _PlannedCall:
 
 
 def _planned(
-    source: ExampleSource, seed: int, examples: int, subjects: Subjects | None
+    source: ExampleSource, seed: int, budget: ExampleBudget, subjects: Subjects | None
 ) -> tuple[int, Iterator[_PlannedCall]]:
-    """Return the number of draws for so many examples, and the calls to run."""
-    draws, most = effort(examples)
-    choice = source.choose(seed, draws, subjects)
-    most = min(MOST_VARIANTS, max(most, math.ceil(examples / max(1, len(choice)))))
-    return draws, islice(_calls(choice, most), examples)
+    """Return the number of draws of a budget, and the calls that it may run."""
+    draws, most = effort(budget.count) if budget.varies else (budget.most, 1)
+    usual = None if budget.varies else budget.count
+    choice = source.choose(seed, draws, subjects, usual)
+    most = min(MOST_VARIANTS, max(most, math.ceil(budget.count / max(1, len(choice)))))
+    return draws, islice(_calls(choice, most), max(budget.count, len(choice)))
 
 
 def _calls(
@@ -260,11 +273,14 @@ def _explore(
     seed: int,
     draws: int,
     spent: _DrawTimes | None = None,
+    budget: ExampleBudget | None = None,
 ) -> None:
-    """Run calls, and shrink the first failure; ``spent`` records their times."""
+    """Run calls within a budget, and shrink the first failure; ``spent`` records their times."""
     __tracebackhide__ = True
     spent = _DrawTimes() if spent is None else spent
     for planned in calls:
+        if budget is not None and not budget.goes_on:
+            return
         if not planned.number:
             spent.variants = 0.0
         if draw_name(planned.call) in runner.passed:
@@ -282,7 +298,7 @@ def _explore(
 
 
 def shrink_with(
-    what: Fuzz, fails: Callable[[Any], bool], *, seed: int, max_examples: int, seconds: float
+    what: Fuzz, fails: Callable[[Any], bool], *, seed: int, budget: ExampleBudget, seconds: float
 ) -> None:
     """Shrink the call of ``fuzz`` that is known to fail.
 
@@ -290,13 +306,13 @@ def shrink_with(
       what: runs a draw, and with it its variants.
       fails: whether this is the call.
       seed: seed of the draws.
-      max_examples: the number of examples.
+      budget: of the examples.
       seconds: time limit for new draws.
 
     Raises:
       Exception: the error of the simplest draw that fails.
     """
-    draws, calls = _planned(what.source, seed, max_examples, what.subjects)
+    draws, calls = _planned(what.source, seed, budget, what.subjects)
     for planned in calls:
         if fails(planned.call):
             runner = ExampleRunner(what.run, what.passed, shrink_seconds=seconds)

@@ -401,8 +401,6 @@ def problem_with(
         arguments = draw_once(spec.inputs)
     except PallasError as error:
         return str(error)
-    except Exception as error:
-        return f"its inputs strategy raised {type(error).__name__}: {error}"
     axes = spec.batch_axes
     if axes and len(axes) != len(arguments.args):
         return (

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NotRequired, TypedDict, cast
 
+from pytest_pallas.budget import ExampleBudget
 from pytest_pallas.checks import Check
 from pytest_pallas.checks.inputs import Inputs
 from pytest_pallas.decoding import Count, DataError, decode, jsonable, tagged, untagged
@@ -28,7 +29,7 @@ EXHAUSTED = 3
 
 
 def fuzz_for(
-    what: Fuzz, seconds: float, *, seed: int, max_examples: int, pulse: Callable[[], None]
+    what: Fuzz, seconds: float, *, seed: int, budget: ExampleBudget, pulse: Callable[[], None]
 ) -> None:
     """Fuzz until the time is over, or no new example is drawn.
 
@@ -39,7 +40,7 @@ def fuzz_for(
       what: the check to fuzz.
       seconds: the time limit.
       seed: seed of the first round, and of the seeds of the others.
-      max_examples: number of examples of the first round.
+      budget: of the examples of the first round.
       pulse: called after each round.
 
     Raises:
@@ -47,7 +48,7 @@ def fuzz_for(
     """
     __tracebackhide__ = True
     until = time.monotonic() + seconds
-    fuzz(what, seed=seed, max_examples=max_examples, until=until)
+    fuzz(what, seed=seed, budget=budget, until=until)
     pulse()
     idle = 0
     for number in itertools.count(1):

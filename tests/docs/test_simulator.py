@@ -38,7 +38,13 @@ def test_the_kinds_of_findings_are_all_there():
     assert set(rows) | set(re.findall(r"`([\w-]+)` \(", section)) == set(get_args(Kind))
 
 
+def test_the_example_of_coverage_prints_what_the_page_says(blocks, tmp_path):
+    printed = _run(blocks, tmp_path, 2)
+    (shown,) = re.findall(r"<!-- alone: reaches -->\n```text\n(.*?)```", PAGE, re.DOTALL)
+    assert printed == shown
+
+
 def test_the_example_of_watched_references_prints_what_the_page_says(blocks, tmp_path):
-    printed = _run(blocks, tmp_path, 2).replace(f"{tmp_path}/", "")
+    printed = _run(blocks, tmp_path, 3).replace(f"{tmp_path}/", "")
     assert printed.startswith("acc_ref is float32[8, 128] in program (0)")
     assert printed in PAGE

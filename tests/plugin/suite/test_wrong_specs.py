@@ -44,7 +44,7 @@ WRONG = {
     ),
     "strategy that raises": (
         'name="bad", kernel=add, inputs=INPUTS.map(lambda drawn: 1 / 0)',
-        "its inputs strategy raised ZeroDivisionError: division by zero",
+        "the inputs strategy raised ZeroDivisionError: division by zero",
     ),
     "strategy of no tuple": (
         'name="bad", kernel=add, inputs=INPUTS.map(lambda drawn: 3)',

@@ -58,7 +58,8 @@ def test_dtypes_that_are_drawn_together(draws):
 
 
 def test_value_classes_are_the_given_ones(draws):
-    assert {d.recipe["values"] for d in draws(pst.arrays("m"))} == {"normal", "integers"}
+    usual = {"normal", "integers", "ties", "peaks"}
+    assert {d.recipe["values"] for d in draws(pst.arrays("m"))} == usual
     chosen = pst.arrays("m", values=("special", "rows"))
     assert {d.recipe["values"] for d in draws(chosen)} == {"special", "rows"}
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from itertools import combinations, product
+from math import prod
 
 import pytest
 from hypothesis import strategies as st
@@ -27,7 +29,7 @@ def tried(calls):
 
 
 def test_a_few_examples_meet_all_that_is_declared():
-    """Each dim has eight kinds of boundary: every example has to bring a new one of each dim.
+    """Each dim has seven kinds of sizes: nearly every example has to bring a new one of each dim.
 
     For another version of hypothesis one seed may miss one; independent draws miss six to eight.
     """
@@ -39,9 +41,6 @@ def test_a_few_examples_meet_all_that_is_declared():
         declared = {(aspect, word) for aspect in words for word in words[aspect]}
         missed += len(declared - tried(chosen))
     assert missed <= 1
-
-
-FIXED = {Aspect("values"), Aspect("dim", "m")}
 
 
 FIXED = {Aspect("values"), Aspect("dim", "m")}
@@ -66,7 +65,9 @@ def test_every_pair_of_choices_comes_together():
 
 
 def test_every_pair_of_sizes_that_constraints_allow_comes_together():
-    call = pst.arrays("m k; m <= k", dtype="int8", dims={"m": range(1, 7), "k": range(1, 7)})
+    call = pst.arrays(
+        "m k; m <= k", dtype="int8", values="normal", dims={"m": range(1, 7), "k": range(1, 7)}
+    )
     for seed in range(4):
         chosen = choose(call, seed=seed, examples=32).values()
         assert len({drawn[0].shape for drawn in chosen}) == 21
@@ -100,6 +101,37 @@ def test_three_of_four_examples_have_a_shape_of_their_own():
             chosen = choose(call, seed=0, examples=examples).values()
             shapes_drawn = {tuple(array.shape for array in drawn) for drawn in chosen}
             assert len(shapes_drawn) >= 3 * examples // 4
+
+
+def test_no_shape_comes_twice_while_there_are_others():
+    """Of twelve shapes 16 examples have all."""
+    call = pst.arguments(
+        pst.arrays("m n", dtype=pst.floats(), dims={"m": [8, 16, 32, 64], "n": [128, 256, 384]}),
+        options={"causal": st.booleans()},
+    )
+    for seed in range(3):
+        calls = choose(call, seed=seed, examples=16).values()
+        shapes = [call.args[0].shape for call in calls]
+        assert len(set(shapes[:12])) == 12
+
+
+def test_most_pairs_come_with_few_tiles():
+    """Large sizes come beside small ones, but for one example with several tiles everywhere."""
+    call = pst.arrays("m k n", dtype="float32", values="normal", around=16)
+    for seed in range(3):
+        chosen = choose(call, seed=seed, examples=32).values()
+        assert any(extents(drawn) == {"several", "ragged"} for drawn in [*chosen][:2])
+        tiles = [prod(-(-size // 16) for size in drawn[0].shape) for drawn in chosen]
+        assert sum(tiles) < 32 * 4.5  # independent sizes have 6.9
+
+
+def test_draws_beyond_the_usual_ones_bring_new_pairs():
+    call = pst.arrays("m n", dtype="float32", values="normal", dims={"m": [1, 2], "n": range(1, 9)})
+    source = examples_.ExampleSource(call)
+    assert len(source.choose(0, 16, usual=10)) == 16
+    call = pst.arrays("m n", dtype="float32", dims={"m": 3, "n": [1, 2]})
+    source = examples_.ExampleSource(call)
+    assert len(source.choose(0, 16, usual=10)) == 10
 
 
 def test_kinds_of_lists_come_with_each_size():
@@ -230,3 +262,68 @@ def test_a_strategy_that_filters_too_much_is_told_what_to_do():
     strategy = pst.arrays("m n").filter(lambda drawn: drawn[0].shape == (7, 7))
     with pytest.raises(SpecError, match=r"gives too few examples.*in place of .filter\(\)"):
         choose(strategy, seed=0, examples=8)
+
+
+def broken(drawn):
+    return drawn[0][99_999]
+
+
+@st.composite
+def now_and_then(draw):
+    if draw(st.integers(0, 9)) > 5:
+        raise KeyError("only sometimes")
+    return ()
+
+
+@pytest.mark.parametrize(
+    ("strategy", "message", "function"),
+    [
+        (pst.arrays("m n").map(broken), "IndexError: index 99999 is out of bounds", "broken"),
+        (pst.arrays("m n").filter(broken), "IndexError: index 99999 is out of bounds", "broken"),
+        (pst.arguments(pst.arrays("m"), then=broken), "IndexError: ", "broken"),
+        (now_and_then(), "KeyError: 'only sometimes'", "now_and_then"),
+        (pst.arrays("m", dims={"m": st.just(()).map(broken)}), "IndexError: ", "broken"),
+    ],
+)
+def test_a_strategy_that_raises_is_one_error_with_the_line_of_the_user(strategy, message, function):
+    with pytest.raises(SpecError) as caught:
+        choose(strategy, seed=0, examples=16)
+    text = str(caught.value)
+    assert text.startswith(f"the inputs strategy raised {message}")
+    assert re.search(rf"\n  raised at \S+test_examples.py:\d+ in {function}: ", text)
+    assert caught.value.__cause__ is None
+    assert caught.value.__suppress_context__
+
+
+@pytest.mark.parametrize(
+    ("strategy", "message"),
+    [
+        (st.nothing(), "can draw nothing: it is st.nothing"),
+        (pst.arrays("m").filter(lambda drawn: drawn is None), "filters out almost all draws"),
+        (pst.arrays("m", dims={"m": st.nothing()}), r"dims\['m'\]: the strategy nothing\(\) can"),
+        (pst.arrays("m", dtype=st.nothing()), "dtype: the strategy nothing"),
+        (pst.arguments(pst.arrays("m"), options={"a": st.nothing()}), "option a: the strategy"),
+        (
+            pst.arguments(pst.arrays("m"), tuning={"block": st.sampled_from([])}),
+            "tuning block: the strategy cannot be used: Cannot sample from a length-zero",
+        ),
+        (pst.arrays("m", dims={"m": st.integers(max_value=-1)}), r"what dims\['m'\] drew must be"),
+    ],
+)
+def test_strategies_without_a_draw_are_named(strategy, message):
+    with pytest.raises(SpecError, match=message):
+        choose(strategy, seed=0, examples=4)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: pst.arrays("m n; m < n, n < m"), "no sizes satisfy m < n, n < m within"),
+        (lambda: pst.arrays("m n; m < n", dims={"m": [8], "n": [8]}), "no sizes satisfy m < n"),
+        (lambda: pst.arrays("m", dims={"m": range(10**12)}), "lists 1000000000000 sizes; list"),
+        (lambda: pst.arrays("m", dims={"m": []}), r"dims\['m'\] is empty"),
+    ],
+)
+def test_domains_of_no_draw_or_too_many_are_refused_at_once(make, message):
+    with pytest.raises(SpecError, match=message):
+        make()

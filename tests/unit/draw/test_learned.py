@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import jax
+import jax.numpy as jnp
 import pytest
+from jax.experimental import pallas as pl
 
+import pytest_pallas
+from pytest_pallas import KernelSpec
 from pytest_pallas import strategies as pst
 from pytest_pallas.draw.arguments import aspects, extents, larger_first
 from pytest_pallas.draw.arrays import draw_once
 from pytest_pallas.draw.dims import STEP, around, probing
 from pytest_pallas.draw.examples import ExampleSource, choose
+from pytest_pallas.run.backends import learned
 
 
 def sizes(draws, strategy, name):
@@ -111,3 +116,85 @@ class TestProbe:
         with probing():
             draw_once(strategy)
         assert draw_once(strategy).args[0].nbytes
+
+
+class TestLongAxes:
+    """An axis of more elements than 16 bits count, where few programs and no loop make it cheap."""
+
+    @staticmethod
+    def long(function, inputs=None):
+        inputs = pst.arrays("m n", dtype="float32") if inputs is None else inputs
+        spec = KernelSpec(name="x", kernel=function, reference=function, inputs=inputs)
+        return learned(spec, inputs, None)[2]
+
+    def test_one_example_is_long_and_not_among_the_first(self):
+        for seed in range(3):
+            strategy = around(pst.arrays("m n", around={"n": 1024}), {}, 0, "n")
+            calls = [*choose(strategy, seed=seed, examples=32).values()]
+            [position] = [at for at, call in enumerate(calls) if call.recipe["n"] > 2**16]
+            assert position > 5
+            recipe = calls[position].recipe
+            assert (recipe["m"], recipe["n"]) == (1, 2**16 + 513)
+            assert set(calls[position].declared.kinds["n"].values()) >= {"tile+1", "2 tiles"}
+
+    @pytest.mark.parametrize(
+        ("arguments", "size"),
+        [
+            ({"multiple_of": {"n": 1024}}, 2**16 + 1024),
+            ({"max_dim": 2048}, None),
+            ({"max_elements": 2**16}, None),
+            ({"dims": {"n": [8, 16]}}, None),
+        ],
+    )
+    def test_what_the_strategy_says_holds(self, arguments, size):
+        strategy = around(pst.arrays("m n", **arguments), {}, 0, "n", stretches=True)
+        drawn = draw_once(strategy).recipe["n"]
+        assert drawn == size if size else drawn <= 2048
+
+    def test_constraints_hold(self):
+        strategy = around(pst.arrays("m n; n <= m"), {}, 0, "n", stretches=True)
+        drawn = draw_once(strategy)
+        assert drawn.recipe["n"] <= drawn.recipe["m"] < 2**16
+
+    def test_kernels_of_few_programs_without_loops_are_cheap(self):
+        def tiled(rows, columns):
+            def kernel(x):
+                block = pl.BlockSpec((rows, columns), lambda i, j: (i, j))
+                grid = (pl.cdiv(x.shape[0], rows), pl.cdiv(x.shape[1], columns))
+                return pl.pallas_call(double, x, grid=grid, in_specs=[block], out_specs=block)(x)
+
+            return kernel
+
+        def double(x, out):
+            out[...] = x[...] * 2
+
+        def rows(x, out):
+            def step(i, _):
+                out[i] = x[i]
+
+            jax.lax.fori_loop(0, x.shape[0], step, None)
+
+        assert self.long(tiled(8, 2048)) == "n"
+        assert self.long(tiled(8, 128)) == ""
+        assert self.long(tiled(1024, 128)) == "m"
+        assert self.long(lambda x: pl.pallas_call(double, x)(x)) == "n"
+        assert self.long(lambda x: pl.pallas_call(rows, x)(x)) == ""
+
+    def test_an_index_of_16_bits_dies(self):
+        def double(x, out):
+            first = pl.program_id(0).astype(jnp.int16) * jnp.int16(2048)
+            at = jnp.arange(2048, dtype=jnp.int16) + first
+            out[...] = jnp.where(at >= 0, x[...] * 2, 0)
+
+        def kernel(x):
+            block = pl.BlockSpec((2048,), lambda i: (i,))
+            grid = pl.cdiv(x.shape[0], 2048)
+            return pl.pallas_call(double, x, grid=(grid,), in_specs=[block], out_specs=block)(x)
+
+        def reference(x):
+            return x * 2
+
+        inputs = pst.arrays("n", dtype="float32")
+        spec = KernelSpec(name="short", kernel=kernel, reference=reference, inputs=inputs)
+        with pytest.raises(pytest_pallas.MismatchError, match=r"float32\[65\d\d\d\]"):
+            pytest_pallas.check(spec, checks=["forward"], backend="tpu-sim")

@@ -4,7 +4,7 @@ import pytest
 
 from pytest_pallas import SpecError
 from pytest_pallas.draw import values
-from pytest_pallas.draw.dtypes import SUPPORTED, is_float
+from pytest_pallas.draw.dtypes import SUPPORTED, as_dtype, is_float
 from pytest_pallas.draw.values import CLASSES, check_classes, generate, range_of, value_class
 
 REAL = [name for name, dtype in SUPPORTED.items() if dtype.kind != "c"]
@@ -252,3 +252,35 @@ def test_a_class_of_ones_own(classes):
 def test_two_classes_of_one_name(classes):
     with pytest.raises(SpecError, match="two value classes with the name 'rows'"):
         value_class("rows")(lambda request: np.zeros(request.shape))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int32", "int8", "uint8"])
+def test_ties_are_far_apart_and_below_the_padding(dtype):
+    made = generate("ties", (16, 40), as_dtype(dtype), seed=1).astype(np.float32)
+    assert (made > 0).all() if dtype == "uint8" else (made < 0).all()
+    for row in np.abs(made):
+        where = np.flatnonzero(row == row.min())
+        assert len(where) > 1
+        assert np.ptp(where) >= 20
+
+
+def test_peaks_are_small_rows_beside_large_ones():
+    made = generate("peaks", (64, 300), as_dtype("float32"), seed=1)
+    largest = np.abs(made).max(axis=1)
+    assert (largest < 0.5).sum() == 16
+    assert (largest > 60).sum() == 48
+    assert (made.max(axis=1) <= 0).sum() == 16
+    single = made[(np.abs(made) > 5).sum(axis=1) == 1]
+    assert len(single) == 16
+    assert len(set((np.argmax(single, axis=1) // 128).tolist())) == 3  # in any block
+    assert np.isfinite(np.exp(made).sum())
+    other = generate("peaks", (64, 300), as_dtype("float32"), seed=1, index=1)
+    assert 8 < np.abs(other).max() < 30
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float8_e4m3fn", "int8", "int32", "uint8", "int4"])
+def test_peaks_fit_narrow_dtypes(dtype):
+    made = generate("peaks", (16, 64), as_dtype(dtype), seed=1).astype(np.float32)
+    assert np.isfinite(made).all()
+    assert np.abs(made).max() <= 80
+    assert len(np.unique(np.abs(made).max(axis=1))) > 2

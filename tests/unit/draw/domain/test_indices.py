@@ -103,6 +103,16 @@ def test_page_tables_share_pages_only_if_allowed(draws, shared):
     assert bool(prefix) is shared
 
 
+def test_entries_of_unused_pages_may_be_no_page(draws):
+    used = [3, 0, 1]
+    drawn = draws(pst.page_tables(3, pages_each=3, pages=9, used=used))
+    unused = np.arange(3) >= np.array(used)[:, None]
+    for table in drawn:
+        assert 0 <= table[~unused].min() <= table[~unused].max() < 9
+    assert {0, -1, 8, 9, 2**31 - 1} == {int(table[1, 0]) for table in drawn}
+    assert any((np.diff(table[0]) == 3).all() for table in drawn)  # sequences that grew in turns
+
+
 def test_fewer_pages_than_entries(draws):
     assert elements(t.ravel() for t in draws(pst.page_tables(3, pages_each=2, pages=4))) == {
         0,
@@ -132,6 +142,8 @@ def test_page_tables_shrink(shrunk):
         (lambda: pst.page_tables(1, pages_each=0, pages=1), "pages_each must be"),
         (lambda: pst.page_tables(1, pages_each=1, pages=0), "pages must be"),
         (lambda: pst.page_tables(3, pages_each=4, pages=8, shared=False), "less than the 12"),
+        (lambda: pst.page_tables(2, pages_each=4, pages=8, used=[1]), "used must be 2 numbers"),
+        (lambda: pst.page_tables(1, pages_each=4, pages=8, used=[5]), "of at most 4"),
     ],
 )
 def test_arguments_are_checked_at_once(make, words):

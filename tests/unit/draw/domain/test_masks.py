@@ -25,6 +25,12 @@ def test_every_kind_within_100_examples(draws, number):
     assert some(drawn, lambda m: m.any() and not m.any(axis=1).all())  # some rows see nothing
 
 
+def test_rows_are_full_empty_of_one_key_and_end_at_borders(draws):
+    counts = [mask.sum(axis=1).tolist() for mask in draws(pst.masks(10, 24, kinds="rows", block=8))]
+    assert all(min(count) == 0 and max(count) == 24 and 1 in count for count in counts)
+    assert {7, 8, 9, 15, 16, 17} <= {number for count in counts for number in count}
+
+
 def test_local_masks_are_bands(draws):
     drawn = draws(pst.masks(40, 40, kinds="local", block=8))
     widths = set()

@@ -22,6 +22,16 @@ def test_lengths_reach_every_boundary(draws, number):
     assert any(len(set(array.tolist())) == 4 for array in drawn)
 
 
+def test_lengths_reach_the_last_tile_and_fill_all_but_one_element(draws):
+    drawn = draws(pst.lengths(3, max_length=96, around=32))
+    several = [array for array in drawn if len(set(array.tolist())) > 1]
+    assert sum(96 in array for array in several) > len(several) / 2
+    assert any(sorted(array.tolist()) == [95, 96, 96] for array in drawn)
+    assert any(set(array.tolist()) <= {33, 65} for array in drawn)
+    for empty, others in ((0, [1, 2]), (1, [0, 2]), (2, [0, 1])):
+        assert any(array[empty] == 0 and (array[others] > 0).all() for array in drawn)
+
+
 def test_lengths_keep_to_the_minimum(draws):
     assert min(array.min() for array in draws(pst.lengths(3, max_length=9, min_length=2))) == 2
 
@@ -49,6 +59,16 @@ def test_groups_reach_every_boundary(draws, full, number):
     assert any(np.count_nonzero(sizes) == 1 and sum(sizes) == 300 for sizes in found)
     assert ((0, 0, 0) in found) is not full
     assert any(0 < sum(sizes) < 300 for sizes in found) is not full
+
+
+@pytest.mark.parametrize("full", [False, True])
+def test_groups_are_empty_anywhere_and_in_order(draws, full):
+    drawn = draws(pst.group_sizes(4, total=300, around=128, full=full))
+    for empty in (0, 2, 3):
+        others = [number for number in range(4) if number != empty]
+        assert any(sizes[empty] == 0 and (sizes[others] > 0).sum() > 1 for sizes in drawn)
+    assert any(len(set(s.tolist())) > 2 and (np.diff(s) >= 0).all() for s in drawn)
+    assert any(len(set(s.tolist())) > 2 and (np.diff(s) <= 0).all() for s in drawn)
 
 
 def test_groups_shrink_to_even_ones(shrunk):
@@ -86,12 +106,14 @@ def test_segments_start_at_edges_of_tiles(draws, number):
     drawn = draws(pst.segment_ids(300, around=128), number=number)
     starts = set()
     for array in drawn:
-        assert (array.dtype, array.shape, array[0]) == (np.int32, (300,), 0)
-        assert set(np.diff(array)) <= {0, 1}
+        assert (array.dtype, array.shape) == (np.int32, (300,))
+        assert set(np.diff(array)) <= {0, 1, 2}
         if array[-1] < 299:
             assert array[-1] < 4
             starts |= set((np.flatnonzero(np.diff(array)) + 1).tolist())
     assert {array[-1] for array in drawn} == {0, 1, 2, 3, 299}
+    assert {array[0] for array in drawn} == {0, 1}  # the first id may have no tokens
+    assert any(array[0] == 0 and 2 in np.diff(array) for array in drawn)  # or the second
     assert starts >= {1, 127, 128, 129, 256, 299}
 
 

@@ -1,0 +1,598 @@
+"""What the conditions and bounds of a kernel's body depend on, and which values they can have.
+
+A condition that one program of a kernel always decides alike is no branch there: ``pl.program_id(2)
+== 0`` where the grid has one step along axis 2. ``KernelConditions`` follows a condition back to
+what it is computed from, through the jaxprs around it, with the interval of each value.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from pallas_sim.compat.jaxprs import is_literal, is_reference, open_jaxpr, scan_parts, sub_jaxprs
+
+#: What a value depends on: ``("program_id", axis)``, ``("num_programs", axis)``, ``("scalar",
+#: number of the operand)``, ``("memory", number of the scratch operand)``, ``("axis_index",
+#: position of the axis in the mesh)``, ``("loop", 0)`` for the counter of a loop.
+Source = tuple[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """What is known of a value before a kernel runs.
+
+    Attributes:
+      low: its least value; of booleans 0 or 1.
+      high: its largest.
+      sources: what it depends on.
+      source: the only thing that it is a line of, or None.
+      factor: it is ``factor * source + offset``.
+      offset: as above.
+      turns: whether it goes round, as a remainder does.
+      test: of a comparison of one thing with a constant: the thing, the operator, and the constant.
+      measures: whether it comes from comparing floats.
+      counts: of the rounds of a loop, whether a counter goes up to a bound.
+    """
+
+    low: float = -math.inf
+    high: float = math.inf
+    sources: tuple[Source, ...] = ()
+    source: Source | None = None
+    factor: int = 1
+    offset: int = 0
+    turns: bool = False
+    test: tuple[Source, str, int] | None = None
+    measures: bool = False
+    counts: bool = False
+
+    @property
+    def constant(self) -> float | None:
+        """Its value if there is only one, else None."""
+        return self.low if self.low == self.high else None
+
+
+UNKNOWN = Interval()
+
+
+def exactly(value: float) -> Interval:
+    """Return the interval of one value."""
+    return Interval(value, value)
+
+
+def counting(low: float, high: float, source: Source) -> Interval:
+    """Return the interval of a thing that others depend on."""
+    return Interval(low, high, (source,), source)
+
+
+@dataclass(eq=False)
+class _CalledJaxpr:
+    """A jaxpr where it is called.
+
+    Attributes:
+      jaxpr: open.
+      known: intervals of its inputs.
+      bound: its other inputs: the operand that each is, and the frame of that.
+    """
+
+    jaxpr: Any
+    known: dict[Any, Interval] = field(default_factory=dict[Any, Interval])
+    bound: dict[Any, tuple[Any, _CalledJaxpr]] = field(default_factory=dict[Any, Any])
+
+    @functools.cached_property
+    def definitions(self) -> Mapping[Any, Any]:
+        """The equation of each result."""
+        return {var: eqn for eqn in self.jaxpr.eqns for var in eqn.outvars}
+
+    def bind(self, variables: Sequence[Any], atoms: Sequence[Any], outer: _CalledJaxpr) -> None:
+        """Let inputs be operands of an equation outside."""
+        self.bound.update((var, (atom, outer)) for var, atom in zip(variables, atoms, strict=False))
+
+
+_PLURAL = {False: "ex", True: "ices"}
+
+#: Parameters of equations that are jaxprs.
+_JAXPRS = frozenset(
+    {"jaxpr", "jaxprs", "branches", "cond_jaxpr", "body_jaxpr", "call_jaxpr", "fun_jaxpr", "call"}
+)
+
+
+class KernelConditions:
+    """Follows the conditions of one kernel."""
+
+    def __init__(self, kernel: Any, sizes: Sequence[int | None]) -> None:
+        """Find the jaxprs of a kernel.
+
+        Args:
+          kernel: its equation.
+          sizes: of the grid that the body sees, or of the axes of its mesh.
+        """
+        self.sizes = tuple(sizes)
+        self._frames: dict[int, list[_CalledJaxpr]] = {}
+        self._values: dict[tuple[int, int], Interval] = {}
+        self._inner: dict[tuple[int, int], list[_CalledJaxpr]] = {}
+        self._names = mesh_axes(kernel)
+        for jaxpr in kernel.params.get("jaxprs") or (kernel.params["jaxpr"],):
+            inner = open_jaxpr(jaxpr)[0]
+            frame = _CalledJaxpr(inner)
+            frame.known.update(_inputs(kernel, inner))
+            self._enter(frame, 0)
+
+    def _enter(self, frame: _CalledJaxpr, depth: int) -> None:
+        for eqn in frame.jaxpr.eqns:
+            self._frames.setdefault(id(eqn), []).append(frame)
+            if depth < 32 and not _JAXPRS.isdisjoint(eqn.params):
+                for inner in self._inside(eqn, frame):
+                    self._enter(inner, depth + 1)
+
+    def _inside(self, eqn: Any, outer: _CalledJaxpr) -> list[_CalledJaxpr]:
+        """Return the frames of the jaxprs of an equation, made once."""
+        key = (id(eqn), id(outer))
+        if key not in self._inner:
+            self._inner[key] = self._made(eqn, outer)
+        return self._inner[key]
+
+    def _made(self, eqn: Any, outer: _CalledJaxpr) -> list[_CalledJaxpr]:
+        name, frames = eqn.primitive.name, [_CalledJaxpr(jaxpr) for jaxpr in sub_jaxprs(eqn)]
+        if name == "cond":
+            for frame in frames:
+                frame.bind(frame.jaxpr.invars, eqn.invars[1:], outer)
+        elif name == "scan":
+            self._bind_scan(eqn, frames[0], outer)
+        elif name == "while":
+            condition, body = (
+                _CalledJaxpr(open_jaxpr(eqn.params[part])[0])
+                for part in ("cond_jaxpr", "body_jaxpr")
+            )
+            frames = [condition, body]
+            self._bind_while(eqn, condition, body, outer)
+        elif name == "run_scoped":
+            frames[0].bind(frames[0].jaxpr.constvars, eqn.invars, outer)
+        elif len(frames) == 1 and len(frames[0].jaxpr.invars) == len(eqn.invars):
+            frames[0].bind(frames[0].jaxpr.invars, eqn.invars, outer)
+        return frames
+
+    def _bind_scan(self, eqn: Any, frame: _CalledJaxpr, outer: _CalledJaxpr) -> None:
+        consts, carried, _ = scan_parts(eqn.params, len(eqn.invars))
+        inputs, length = frame.jaxpr.invars, int(eqn.params["length"])
+        frame.bind(inputs[:consts], eqn.invars[:consts], outer)
+        carries = zip(inputs[consts:], eqn.invars[consts:], frame.jaxpr.outvars, strict=False)
+        for number, (var, start, end) in enumerate(carries):
+            if number == carried:
+                break
+            if _is_next(frame, var, end):
+                first = self.value(start, outer)
+                last = first.high + max(length - 1, 0)
+                frame.known[var] = counting(first.low, last, ("loop", 0))
+            elif end is var:
+                frame.bind([var], [start], outer)
+            else:
+                frame.known[var] = replace(self.value(start, outer), **_CARRIED)
+
+    def _bind_while(
+        self, eqn: Any, condition: _CalledJaxpr, body: _CalledJaxpr, outer: _CalledJaxpr
+    ) -> None:
+        first, second = eqn.params["cond_nconsts"], eqn.params["body_nconsts"]
+        condition.bind(condition.jaxpr.invars, eqn.invars[:first], outer)
+        body.bind(body.jaxpr.invars, eqn.invars[first : first + second], outer)
+        starts = eqn.invars[first + second :]
+        inside = body.jaxpr.invars[second:]
+        tested = condition.jaxpr.invars[first:]
+        bound = self._bound_of(eqn, condition, tested, inside, body, outer)
+        for var, test, start, end in zip(inside, tested, starts, body.jaxpr.outvars, strict=True):
+            if end is var:
+                body.bind([var], [start], outer)
+                condition.bind([test], [start], outer)
+                continue
+            value = self.value(start, outer)
+            if _is_next(body, var, end):
+                high = math.inf if bound is None else bound - 1
+                body.known[var] = counting(value.low, max(high, value.low), ("loop", 0))
+                condition.known[test] = counting(value.low, high + 1, ("loop", 0))
+            else:
+                body.known[var] = condition.known[test] = replace(value, **_CARRIED)
+
+    def _bound_of(
+        self,
+        eqn: Any,
+        condition: _CalledJaxpr,
+        tested: Sequence[Any],
+        inside: Sequence[Any],
+        body: _CalledJaxpr,
+        outer: _CalledJaxpr,
+    ) -> float | None:
+        """Return the largest value of the bound that the counter of a loop is compared with."""
+        bounds = self._bounds(eqn, condition, tested, inside, body, outer)
+        return None if bounds is None else bounds[1].high
+
+    def _bounds(
+        self,
+        eqn: Any,
+        condition: _CalledJaxpr,
+        tested: Sequence[Any],
+        inside: Sequence[Any],
+        body: _CalledJaxpr,
+        outer: _CalledJaxpr,
+    ) -> tuple[Interval, Interval] | None:
+        """Return the first value of the counter of a ``while``, and its bound, as of ``fori``."""
+        test = condition.definitions.get(condition.jaxpr.outvars[0])
+        if test is None or test.primitive.name != "lt":
+            return None
+        counter, bound = test.invars
+        starts = eqn.invars[eqn.params["cond_nconsts"] + eqn.params["body_nconsts"] :]
+        if is_literal(counter) or counter not in tested:
+            return None
+        number = tested.index(counter)
+        if not _is_next(body, inside[number], body.jaxpr.outvars[number]):
+            return None
+        if not is_literal(bound) and bound in tested:
+            at = tested.index(bound)
+            if body.jaxpr.outvars[at] is not inside[at]:
+                return None
+            return self.value(starts[number], outer), self.value(starts[at], outer)
+        return self.value(starts[number], outer), self.value(bound, condition)
+
+    def value(self, atom: Any, frame: _CalledJaxpr) -> Interval:
+        """Return what is known of an operand in a frame."""
+        if is_literal(atom):
+            return _literal(atom.val)
+        key = (id(atom), id(frame))
+        value = self._values.get(key)
+        if value is None:
+            self._values[key] = UNKNOWN
+            value = self._values[key] = self._computed(atom, frame)
+        return value
+
+    def _computed(self, atom: Any, frame: _CalledJaxpr) -> Interval:
+        known = frame.known.get(atom)
+        if known is not None:
+            return known
+        if atom in frame.bound:
+            return self.value(*frame.bound[atom])
+        eqn = frame.definitions.get(atom)
+        return UNKNOWN if eqn is None else self._result(eqn, atom, frame)
+
+    def _result(self, eqn: Any, atom: Any, frame: _CalledJaxpr) -> Interval:
+        name, params = eqn.primitive.name, eqn.params
+        if name in ("program_id", "num_programs"):
+            axis = params["axis"]
+            size = self.sizes[axis] if axis < len(self.sizes) else None
+            most = math.inf if size is None else size
+            if name == "program_id":
+                return counting(0, max(most - 1, 0), (name, axis))
+            return replace(UNKNOWN, sources=((name, axis),)) if size is None else exactly(most)
+        if name == "iota":
+            return Interval(0, max(params["shape"][params["dimension"]] - 1, 0))
+        if name == "axis_index":
+            axis = params.get("axis_name")
+            size = self._names.get(axis)
+            position = list(self._names).index(axis) if size is not None else 0
+            return counting(0, math.inf if size is None else size - 1, (name, position))
+        if name in ("jit", "pjit", "closed_call", "custom_jvp_call", "core_call"):
+            frames = self._inside(eqn, frame)
+            if len(frames) == 1:
+                inner = frames[0]
+                return self.value(inner.jaxpr.outvars[eqn.outvars.index(atom)], inner)
+        values = [self.value(operand, frame) for operand in eqn.invars]
+        sources = tuple(dict.fromkeys(source for value in values for source in value.sources))
+        measures = any(value.measures for value in values) or (
+            (name in _SIGNS or name == "is_finite") and _is_float(eqn.invars[0].aval)
+        )
+        compute = _COMPUTE.get(name)
+        if compute is None:
+            turns = name == "xor" or any(value.turns for value in values)
+            return Interval(sources=sources, turns=turns, measures=measures)
+        value = compute(*values)
+        return replace(value, sources=sources, measures=measures)
+
+    def axis_of(self, source: Source) -> str:
+        """Return how many indices an axis of a grid or mesh has; "" for any other source."""
+        name, number = source
+        if name == "program_id" and number < len(self.sizes) and self.sizes[number] is not None:
+            steps = self.sizes[number]
+            return f"the grid has {steps} step{'s' * (steps != 1)} along axis {number}"
+        if name == "axis_index" and number < len(self._names):
+            axis = list(self._names)[number]
+            return f"the axis {axis!r} has {self._names[axis]} ind{_PLURAL[self._names[axis] != 1]}"
+        return ""
+
+    def has(self, eqn: Any) -> bool:
+        """Return whether an equation is one of the kernel's."""
+        return id(eqn) in self._frames
+
+    def of_operand(self, eqn: Any, position: int) -> Interval:
+        """Return what is known of an operand of an equation."""
+        return self._everywhere(eqn, lambda frame: self.value(eqn.invars[position], frame))
+
+    def of_rounds(self, eqn: Any) -> Interval:
+        """Return what is known of the number of rounds of a loop."""
+        if eqn.primitive.name == "scan":
+            return exactly(int(eqn.params["length"]))
+        if eqn.primitive.name != "while":
+            return UNKNOWN
+        return self._everywhere(eqn, lambda frame: self._rounds(eqn, frame))
+
+    def _rounds(self, eqn: Any, frame: _CalledJaxpr) -> Interval:
+        condition, body = self._inside(eqn, frame)
+        first, second = eqn.params["cond_nconsts"], eqn.params["body_nconsts"]
+        tested, inside = condition.jaxpr.invars[first:], body.jaxpr.invars[second:]
+        bounds = self._bounds(eqn, condition, tested, inside, body, frame)
+        if bounds is None:
+            sources = self.value(condition.jaxpr.outvars[0], condition).sources
+            return Interval(low=0, sources=tuple(s for s in sources if s != ("loop", 0)))
+        start, end = bounds
+        sources = tuple(dict.fromkeys((*end.sources, *start.sources)))
+        rounds = replace(_difference(end, start), sources=sources)
+        return replace(rounds, low=max(rounds.low, 0), high=max(rounds.high, 0), counts=True)
+
+    def _everywhere(self, eqn: Any, value: Callable[[_CalledJaxpr], Interval]) -> Interval:
+        """Return what is known of something wherever its jaxpr is called."""
+        values = [value(frame) for frame in self._frames.get(id(eqn), ())[:8]]
+        return functools.reduce(_either, values) if values else UNKNOWN
+
+
+def mesh_axes(kernel: Any) -> dict[Any, int]:
+    """Return the sizes of the axes that a kernel runs on, by name; none of a ``pallas_call``."""
+    axes: dict[Any, int] = {}
+    for mesh in kernel.params.get("meshes") or ():
+        axes.update(getattr(mesh, "shape", None) or {})
+    return axes
+
+
+def _inputs(kernel: Any, jaxpr: Any) -> dict[Any, Interval]:
+    """Return what is known of the inputs of a kernel's body."""
+    captured, mapping = len(jaxpr.constvars), kernel.params.get("grid_mapping")
+    operands = len(kernel.invars) - captured
+    if mapping is not None:
+        operands -= sum(1 for size in mapping.grid if not isinstance(size, int))
+    outputs = len(kernel.outvars)
+    inputs: dict[Any, Interval] = {}
+    for number, var in enumerate(jaxpr.invars):
+        source: Source = ("scalar", number)
+        if number >= operands:
+            source = ("memory", max(number - operands - outputs, 0))
+        inputs[var] = (
+            Interval(sources=(source,))
+            if is_reference(var.aval)
+            else counting(-math.inf, math.inf, source)
+        )
+    return inputs
+
+
+def _is_next(frame: _CalledJaxpr, var: Any, end: Any) -> bool:
+    """Return whether a loop adds 1 to a value that it carries."""
+    eqn = None if is_literal(end) else frame.definitions.get(end)
+    if eqn is None or eqn.primitive.name != "add":
+        return False
+    steps = [atom.val for atom in eqn.invars if is_literal(atom)]
+    return any(atom is var for atom in eqn.invars) and len(steps) == 1 and steps[0] == 1
+
+
+#: What becomes of the first value of something that a loop changes.
+_CARRIED: dict[str, Any] = {"low": -math.inf, "high": math.inf, "source": None, "turns": True}
+
+
+def _is_float(aval: Any) -> bool:
+    return getattr(getattr(aval, "dtype", None), "kind", "") not in ("i", "u", "b", "")
+
+
+def _literal(value: Any) -> Interval:
+    number = value.item() if getattr(value, "shape", None) == () else value
+    if not isinstance(number, (bool, int, float)) or math.isnan(number):
+        return UNKNOWN
+    return exactly(number)
+
+
+def _either(one: Interval, other: Interval) -> Interval:
+    if one == other:
+        return one
+    return Interval(
+        min(one.low, other.low),
+        max(one.high, other.high),
+        tuple(dict.fromkeys((*one.sources, *other.sources))),
+        turns=one.turns or other.turns,
+        measures=one.measures or other.measures,
+    )
+
+
+def _same(value: Interval, *_: Interval) -> Interval:
+    return value
+
+
+def _sum(one: Interval, other: Interval) -> Interval:
+    low, high = one.low + other.low, one.high + other.high
+    turns = one.turns or other.turns
+    for line, constant in ((one, other.constant), (other, one.constant)):
+        if line.source is not None and constant is not None:
+            return replace(line, low=low, high=high, offset=line.offset + int(constant), test=None)
+    return Interval(low, high, turns=turns)
+
+
+def _negative(value: Interval) -> Interval:
+    return replace(
+        value,
+        low=-value.high,
+        high=-value.low,
+        factor=-value.factor,
+        offset=-value.offset,
+        test=None,
+    )
+
+
+def _difference(one: Interval, other: Interval) -> Interval:
+    return _sum(one, _negative(other))
+
+
+def _product(one: Interval, other: Interval) -> Interval:
+    for line, constant in ((one, other.constant), (other, one.constant)):
+        if constant is not None and math.isfinite(constant) and constant == int(constant):
+            factor = int(constant)
+            if not factor:
+                return exactly(0)
+            ends = (line.low * factor, line.high * factor)
+            return replace(
+                line,
+                low=min(ends),
+                high=max(ends),
+                factor=line.factor * factor,
+                offset=line.offset * factor,
+                test=None,
+            )
+    if one.low >= 0 and other.low >= 0 and math.isfinite(one.low * other.low):
+        return Interval(one.low * other.low, _times(one.high, other.high))
+    return UNKNOWN
+
+
+def _times(one: float, other: float) -> float:
+    return 0 if not one or not other else one * other
+
+
+def _quotient(one: Interval, other: Interval) -> Interval:
+    divisor = other.constant
+    if divisor is None or divisor <= 0 or one.low < 0:
+        return Interval(turns=one.turns)
+    high = one.high // divisor if math.isfinite(one.high) else math.inf
+    return Interval(one.low // divisor, high, turns=one.turns)
+
+
+def _remainder(one: Interval, other: Interval) -> Interval:
+    divisor = other.constant
+    if divisor is None or divisor <= 0:
+        return Interval(turns=True)
+    if one.low >= 0 and one.high < divisor:
+        return replace(one, turns=True, test=None)
+    low = 0 if one.low >= 0 else 1 - divisor
+    return Interval(low, divisor - 1, turns=True)
+
+
+def _maximum(one: Interval, other: Interval) -> Interval:
+    return Interval(max(one.low, other.low), max(one.high, other.high))
+
+
+def _clamped(low: Interval, value: Interval, high: Interval) -> Interval:
+    ends = _minimum(_maximum(low, value), high)
+    return replace(value, low=ends.low, high=ends.high, test=None)
+
+
+def _minimum(one: Interval, other: Interval) -> Interval:
+    return Interval(min(one.low, other.low), min(one.high, other.high))
+
+
+_OPPOSITE = {"eq": "ne", "ne": "eq", "lt": "ge", "ge": "lt", "le": "gt", "gt": "le"}
+_MIRRORED = {"lt": "gt", "gt": "lt", "le": "ge", "ge": "le", "eq": "eq", "ne": "ne"}
+_SIGNS = {"eq": "==", "ne": "!=", "lt": "<", "ge": ">=", "le": "<=", "gt": ">"}
+_NAMES = {sign: name for name, sign in _SIGNS.items()}
+
+
+def _compared(name: str) -> Callable[..., Interval]:
+    def compare(one: Interval, other: Interval) -> Interval:
+        low, high = _decided(name, one, other)
+        test = None
+        if other.constant is not None:
+            test = line_test(one, _SIGNS[name], other.constant)
+        elif one.constant is not None:
+            test = line_test(other, _SIGNS[_MIRRORED[name]], one.constant)
+        return Interval(low, high, turns=one.turns or other.turns, test=test)
+
+    return compare
+
+
+def _decided(name: str, one: Interval, other: Interval) -> tuple[int, int]:
+    """Return the least and the largest truth of a comparison."""
+    if name in ("ne", "ge", "gt"):
+        low, high = _decided(_OPPOSITE[name], one, other)
+        return 1 - high, 1 - low
+    if name == "eq":
+        if one.high < other.low or other.high < one.low:
+            return 0, 0
+        return int(one.constant is not None and one.constant == other.constant), 1
+    if name == "lt":
+        return int(one.high < other.low), int(one.low < other.high)
+    return int(one.high <= other.low), int(one.low <= other.high)
+
+
+def line_test(line: Interval, sign: str, constant: float) -> tuple[Source, str, int] | None:
+    """Return a comparison of a line with a constant as one of the thing itself, or None."""
+    if line.source is None or not math.isfinite(constant):
+        return None
+    name = _NAMES[sign]
+    name = name if line.factor > 0 else _MIRRORED[name]
+    value = (constant - line.offset) / line.factor
+    if value != int(value):
+        if name in ("eq", "ne"):
+            return None
+        value = math.floor(value) if name in ("le", "gt") else math.ceil(value)
+    return line.source, _SIGNS[name], int(value)
+
+
+def opposite(test: tuple[Source, str, int] | None) -> tuple[Source, str, int] | None:
+    """Return the comparison that holds where another one does not."""
+    return test and (test[0], _SIGNS[_OPPOSITE[_NAMES[test[1]]]], test[2])
+
+
+def _opposite(value: Interval) -> Interval:
+    """Return the interval of ``not``; of integers nothing is known."""
+    if not (value.low >= 0 and value.high <= 1):
+        return Interval(turns=value.turns)
+    low, high = 1 - value.high, 1 - value.low
+    return Interval(low, high, turns=value.turns, test=opposite(value.test))
+
+
+def _and(one: Interval, other: Interval) -> Interval:
+    if one.low >= 0 and other.low >= 0 and one.high <= 1 and other.high <= 1:
+        low, high = min(one.low, other.low), min(one.high, other.high)
+        if one.constant == 1 or other.constant == 1:
+            return replace(other if one.constant == 1 else one, low=low, high=high)
+        return Interval(low, high, turns=one.turns or other.turns)
+    return Interval(turns=True)
+
+
+def _or(one: Interval, other: Interval) -> Interval:
+    if one.low >= 0 and other.low >= 0 and one.high <= 1 and other.high <= 1:
+        low, high = max(one.low, other.low), max(one.high, other.high)
+        if one.constant == 0 or other.constant == 0:
+            return replace(other if one.constant == 0 else one, low=low, high=high)
+        return Interval(low, high, turns=one.turns or other.turns)
+    return Interval(turns=one.turns or other.turns)
+
+
+def _chosen(which: Interval, *cases: Interval) -> Interval:
+    if which.constant is not None and 0 <= which.constant < len(cases):
+        return cases[int(which.constant)]
+    return replace(functools.reduce(_either, cases), turns=True)
+
+
+def _loaded(memory: Interval, *_: Interval) -> Interval:
+    """Return the interval of what is read from memory that values are only known to come from."""
+    source = memory.sources[0] if len(memory.sources) == 1 else None
+    return Interval(sources=memory.sources, source=source)
+
+
+#: The interval of a result, of those of the operands, by primitive.
+_COMPUTE: Mapping[str, Callable[..., Interval]] = {
+    **dict.fromkeys(
+        (
+            *("convert_element_type", "broadcast_in_dim", "reshape", "squeeze", "copy"),
+            *("stop_gradient", "multiple_of", "optimization_barrier", "reduce_precision"),
+        ),
+        _same,
+    ),
+    "add": _sum,
+    "sub": _difference,
+    "mul": _product,
+    "neg": _negative,
+    "div": _quotient,
+    "rem": _remainder,
+    "max": _maximum,
+    "min": _minimum,
+    "not": _opposite,
+    "and": _and,
+    "or": _or,
+    "select_n": _chosen,
+    "get": _loaded,
+    "clamp": _clamped,
+    **{name: _compared(name) for name in _SIGNS},
+}

@@ -1,0 +1,440 @@
+"""What of a kernel has run: ``Simulation.coverage``."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import mosaic_gpu as plgpu
+from jax.experimental.pallas import tpu as pltpu
+from jax.experimental.pallas import tpu_sc as plsc
+from jax.experimental.pallas import triton as plt
+
+from pallas_sim import simulate
+from pallas_sim.coverage import Kind, Point, Reached, merged
+
+ROWS = pl.BlockSpec((8, 128), lambda i, *_: (i, 0))
+ANY = pl.BlockSpec(memory_space=pl.ANY)
+
+
+def ones(*shape: int) -> Any:
+    """An array of ones."""
+    return np.ones(shape, np.float32)
+
+
+def on_rows(body: Callable[..., None], x: Any, *scalars: Any, **options: Any) -> Any:
+    """Run a body on blocks of 8 rows; it gets the scalars, an input and an output."""
+    spec = pltpu.PrefetchScalarGridSpec(
+        num_scalar_prefetch=len(scalars),
+        grid=(pl.cdiv(x.shape[0], 8),),
+        in_specs=[ROWS],
+        out_specs=ROWS,
+    )
+    shape = jax.ShapeDtypeStruct(x.shape, x.dtype)
+    return pl.pallas_call(body, grid_spec=spec, out_shape=shape, **options)(*scalars, x)
+
+
+def reached(kernel: Callable[..., Any], *args: Any, kind: Kind, **options: Any) -> list[Reached]:
+    """What one run of a kernel reached, of one kind."""
+    coverage = simulate(kernel, *args, **options).coverage
+    return [one for one in coverage if one.point.kind == kind]
+
+
+def only(kernel: Callable[..., Any], *args: Any, kind: Kind, **options: Any) -> Reached:
+    """The only point of a kind that a run came to."""
+    (one,) = reached(kernel, *args, kind=kind, **options)
+    return one
+
+
+def at(function: Callable[..., Any], text: str) -> str:
+    """``file:line`` of the first line of a function with a text."""
+    lines, first = inspect.getsourcelines(function)
+    number = next(number for number, line in enumerate(lines) if text in line)
+    return f"{inspect.getsourcefile(function)}:{first + number}"
+
+
+# Branches.
+
+
+def from_fourth(x_ref: Any, o_ref: Any) -> None:
+    """Does something else from the fifth block on."""
+    o_ref[...] = x_ref[...]
+
+    @pl.when(pl.program_id(0) >= 4)
+    def _() -> None:
+        o_ref[...] = x_ref[...] * 2
+
+
+def test_a_branch_that_the_grid_rules_out_says_which_axis_and_what_it_needs() -> None:
+    one = only(functools.partial(on_rows, from_fourth), ones(16, 128), kind="branch")
+    assert one.point == Point("branch", at(from_fourth, "pl.when"), "from_fourth")
+    assert one.counts == {"false": 2}
+    assert one.condition == "pl.program_id(0) >= 4"
+    assert one.unreachable == {"true": "the grid has 2 steps along axis 0"}
+    assert one.depends == (("program_id", 0),)
+    assert one.needs == {"true": (("program_id", 0), ">=", 4)}
+
+
+def test_two_shapes_together_reach_both_sides() -> None:
+    run = functools.partial(on_rows, from_fourth)
+    runs = [simulate(run, ones(8 * tiles, 128)).coverage for tiles in (1, 6)]
+    (one,) = [one for one in merged(runs) if one.point.kind == "branch"]
+    assert one.counts == {"false": 5, "true": 2}
+    assert (one.missing, one.unreachable, one.needs) == ((), {}, {})
+
+
+def test_a_scalar_decides() -> None:
+    def body(n_ref: Any, x_ref: Any, o_ref: Any) -> None:
+        o_ref[...] = lax.cond(n_ref[0] > 3, lambda: x_ref[...], lambda: x_ref[...] * 2)
+
+    one = only(
+        functools.partial(on_rows, body), ones(8, 128), np.array([2], np.int32), kind="branch"
+    )
+    assert (one.missing, one.unreachable) == (("true",), {})
+    assert one.needs == {"true": (("scalar", 0), ">", 3)}
+
+
+def test_each_branch_of_a_switch() -> None:
+    def body(x_ref: Any, o_ref: Any) -> None:
+        branches = [lambda n=n: x_ref[...] * n for n in range(3)]
+        o_ref[...] = lax.switch(pl.program_id(0), branches)
+
+    one = only(functools.partial(on_rows, body), ones(16, 128), kind="branch")
+    assert one.counts == {"0": 1, "1": 1}
+    assert one.needs == {"2": (("program_id", 0), "==", 2)}
+    assert list(one.unreachable) == ["2"]
+
+
+def test_calls_scopes_and_loops_are_entered() -> None:
+    @jax.jit
+    def helper(a: Any) -> Any:
+        return lax.cond(a > 1, lambda: 1.0, lambda: 2.0)
+
+    def body(x_ref: Any, o_ref: Any) -> None:
+        def scope(memory: Any) -> None:
+            @pl.loop(0, 3)
+            def _(i: Any) -> None:
+                memory[...] = x_ref[...] + helper(i)
+
+            o_ref[...] = memory[...]
+
+        pl.run_scoped(scope, pltpu.VMEM((8, 128), jnp.float32))
+
+    one = only(functools.partial(on_rows, body), ones(8, 128), kind="branch")
+    assert one.counts == {"false": 2, "true": 1}
+
+
+def test_only_the_kernel_counts_and_not_what_jax_makes() -> None:
+    def program(x: Any) -> Any:
+        x = lax.cond(x[0, 0] > 2, lambda: x, lambda: x * 2)
+        x = lax.fori_loop(0, 3, lambda i, y: y + i, x)
+        return on_rows(lambda x_ref, o_ref: o_ref.__setitem__(..., x_ref[...] // 2), x)
+
+    kinds = {one.point.kind for one in simulate(program, ones(8, 128)).coverage}
+    assert kinds == {"block", "revisit"}
+
+
+def test_of_a_pipeline_of_jax_the_body_counts() -> None:
+    def body(x_ref: Any, o_ref: Any) -> None:
+        @pl.when(pl.program_id(0) == 0)
+        def _() -> None:
+            o_ref[...] = x_ref[...]
+
+    def kernel(x_ref: Any, o_ref: Any) -> None:
+        steps = x_ref.shape[0] // 8
+        pltpu.emit_pipeline(body, grid=(steps,), in_specs=[ROWS], out_specs=[ROWS])(x_ref, o_ref)
+
+    run = pl.pallas_call(kernel, in_specs=[ANY], out_specs=ANY, out_shape=ones(24, 128))
+    (one,) = simulate(run, ones(24, 128)).coverage
+    assert (one.point.kind, one.counts) == ("branch", {"false": 2, "true": 1})
+
+
+def test_a_kernel_without_lines() -> None:
+    space: dict[str, Any] = {"pl": pl}
+    code = """
+def body(x_ref, o_ref):
+    @pl.when(pl.program_id(0) == 0)
+    def _():
+        o_ref[...] = x_ref[...]
+    @pl.when(pl.program_id(0) == 1)
+    def _():
+        o_ref[...] = x_ref[...]
+"""
+    exec(code, space)
+    first, second = reached(functools.partial(on_rows, space["body"]), ones(8, 128), kind="branch")
+    assert (first.counts, second.counts) == ({"true": 1}, {"false": 1})
+    assert first.point.line.endswith("(in body, line 3)")
+    assert first.condition == ""
+
+
+def test_a_predicate_of_a_copy_is_a_branch() -> None:
+    def kernel(x_ref: Any, o_ref: Any, smem: Any, barrier: Any) -> None:
+        plgpu.copy_gmem_to_smem(x_ref, smem, barrier)
+        plgpu.barrier_wait(barrier)
+        i = lax.axis_index("i")
+        plgpu.copy_smem_to_gmem(smem, o_ref, predicate=i == 0)
+        plgpu.wait_smem_to_gmem(0)
+
+    shape = jax.ShapeDtypeStruct((64, 128), np.float32)
+    scratch = [plgpu.SMEM((64, 128), jnp.float32), plgpu.Barrier()]
+    run = plgpu.kernel(kernel, out_type=shape, grid=(2,), grid_names=("i",), scratch_types=scratch)
+    one = only(run, ones(64, 128), kind="branch", target="h100")
+    assert (one.counts, one.condition) == ({"false": 1, "true": 1}, "i == 0")
+
+
+# Loops.
+
+
+def looping(rounds: Callable[[Any], Any]) -> Callable[..., Any]:
+    """A kernel whose loop has as many rounds as the scalar and the program say."""
+
+    def body(n_ref: Any, x_ref: Any, o_ref: Any) -> None:
+        o_ref[...] = x_ref[...] + lax.fori_loop(0, rounds(n_ref), lambda i, y: y + i, 0)
+
+    return functools.partial(on_rows, body)
+
+
+def test_a_loop_with_bounds_that_a_scalar_gives() -> None:
+    kernel = looping(lambda n_ref: n_ref[0])
+    one = only(kernel, ones(8, 128), np.array([1], np.int32), kind="loop")
+    assert (one.counts, one.missing) == ({"one": 1}, ("several", "none"))
+    assert one.needs["several"] == (("scalar", 0), ">=", 2)
+    runs = [simulate(kernel, ones(8, 128), np.array([n], np.int32)).coverage for n in (0, 1, 2, 3)]
+    (one,) = [one for one in merged(runs) if one.point.kind == "loop"]
+    assert (one.counts, one.missing) == ({"none": 1, "one": 1, "several": 2}, ())
+
+
+def test_a_loop_whose_rounds_the_trace_has_is_to_have_several() -> None:
+    kernel = looping(lambda n_ref: 1)
+    one = only(kernel, ones(8, 128), np.array([1], np.int32), kind="loop")
+    assert one.unreachable == {"several": "the loop has 1 round here"}
+    kernel = looping(lambda n_ref: 2)
+    one = only(kernel, ones(8, 128), np.array([1], np.int32), kind="loop")
+    assert (one.counts, one.missing, one.unreachable) == ({"several": 1}, (), {})
+
+
+def test_a_loop_that_the_grid_makes_long() -> None:
+    kernel = looping(lambda n_ref: pl.program_id(0) + 1)
+    one = only(kernel, ones(8, 128), np.array([1], np.int32), kind="loop")
+    assert one.unreachable == {"several": "the grid has 1 step along axis 0"}
+    assert one.needs == {"several": (("program_id", 0), ">=", 1)}
+
+
+# Rings.
+
+SLOTS = 4
+
+
+def ring(x_ref: Any, o_ref: Any, buf: Any, sem: Any) -> None:
+    """Double 8 rows at a time, through a ring of four buffers, unrolled."""
+    steps = x_ref.shape[0] // 8
+
+    def copy(i: int) -> Any:
+        slot = i % SLOTS
+        return pltpu.make_async_copy(x_ref.at[pl.ds(i * 8, 8)], buf.at[slot], sem.at[slot])
+
+    for i in range(min(SLOTS, steps)):
+        copy(i).start()
+    for i in range(steps):
+        copy(i).wait()
+        o_ref[pl.ds(i * 8, 8)] = buf[i % SLOTS] * 2
+        if i + SLOTS < steps:
+            copy(i + SLOTS).start()
+
+
+def through_ring(x: Any, body: Callable[..., None] = ring) -> Any:
+    """Run a body with the scratch of ``ring``."""
+    scratch = [pltpu.VMEM((SLOTS, 8, 128), jnp.float32), pltpu.SemaphoreType.DMA((SLOTS,))]
+    shape = jax.ShapeDtypeStruct(x.shape, x.dtype)
+    return pl.pallas_call(body, out_shape=shape, in_specs=[ANY], scratch_shapes=scratch)(x)
+
+
+@pytest.mark.parametrize("tiles", [1, 3, 4, 6])
+def test_an_unrolled_ring_is_used_again_with_more_tiles_than_slots(tiles: int) -> None:
+    one = only(through_ring, ones(8 * tiles, 128), kind="ring")
+    assert one.point == Point("ring", at(ring, ".start()"), "ring", "buf")
+    assert (one.slots, one.used) == (SLOTS, tiles)
+    assert one.missing == (() if tiles > SLOTS else ("again",))
+    again = {"again": tiles - SLOTS} if tiles > SLOTS else {}
+    assert one.counts == {"first": min(tiles, SLOTS), **again}
+
+
+def test_a_ring_in_a_loop() -> None:
+    def body(x_ref: Any, o_ref: Any, buf: Any, sem: Any) -> None:
+        @pl.loop(0, x_ref.shape[0] // 8)
+        def _(i: Any) -> None:
+            rows, slot = pl.ds(i * 8, 8), lax.rem(i, SLOTS)
+            copy = pltpu.make_async_copy(x_ref.at[rows], buf.at[slot], sem.at[slot])
+            copy.start()
+            copy.wait()
+            o_ref[rows] = buf[slot]
+
+    few, many = (
+        only(functools.partial(through_ring, body=body), ones(8 * n, 128), kind="ring")
+        for n in (2, 9)
+    )
+    assert (few.missing, few.used) == (("again",), 2)
+    assert (many.missing, many.counts) == ((), {"first": 4, "again": 5})
+
+
+def test_buffers_that_each_have_something_of_their_own_are_no_ring() -> None:
+    def body(x_ref: Any, o_ref: Any, buf: Any, sem: Any) -> None:
+        @pl.loop(0, SLOTS)
+        def _(i: Any) -> None:
+            pltpu.make_async_copy(x_ref.at[pl.ds(i * 8, 8)], buf.at[i], sem.at[i]).start()
+
+        @pl.loop(0, SLOTS)
+        def _(i: Any) -> None:
+            pltpu.make_async_copy(x_ref.at[pl.ds(i * 8, 8)], buf.at[i], sem.at[i]).wait()
+
+        o_ref[...] = buf[...].reshape(o_ref.shape)
+
+    run = functools.partial(through_ring, body=body)
+    assert not reached(run, ones(8 * SLOTS, 128), kind="ring")
+
+
+def test_copies_that_fill_a_slot_together_use_it_once() -> None:
+    def body(x_ref: Any, o_ref: Any, buf: Any, sem: Any) -> None:
+        @pl.loop(0, x_ref.shape[0] // 8)
+        def _(i: Any) -> None:
+            slot = lax.rem(i, SLOTS)
+            halves = [
+                pltpu.make_async_copy(
+                    x_ref.at[pl.ds(i * 8 + half, 4)], buf.at[slot, pl.ds(half, 4)], sem.at[slot]
+                )
+                for half in (0, 4)
+            ]
+            for half in halves:
+                half.start()
+            for half in halves:
+                half.wait()
+            o_ref[pl.ds(i * 8, 8)] = buf[slot]
+
+    one = only(functools.partial(through_ring, body=body), ones(24, 128), kind="ring")
+    assert (one.counts, one.used, one.missing) == ({"first": 3}, 3, ("again",))
+
+
+def on_warpgroups(x_ref: Any, o_ref: Any, smem: Any, barrier: Any) -> None:
+    """Double 64 rows at a time, through a ring of two buffers of shared memory."""
+    steps = x_ref.shape[0] // 64
+
+    def load(i: Any) -> None:
+        slot = lax.rem(i, 2)
+        plgpu.copy_gmem_to_smem(x_ref.at[pl.ds(i * 64, 64)], smem.at[slot], barrier.at[slot])
+
+    for i in range(min(2, steps)):
+        load(i)
+
+    @pl.loop(0, steps)
+    def _(i: Any) -> None:
+        slot = lax.rem(i, 2)
+        plgpu.barrier_wait(barrier.at[slot])
+        smem.at[slot][...] = smem.at[slot][...] * 2
+        plgpu.commit_smem()
+        plgpu.copy_smem_to_gmem(smem.at[slot], o_ref.at[pl.ds(i * 64, 64)])
+        plgpu.wait_smem_to_gmem(0)
+
+        @pl.when(i + 2 < steps)
+        def _() -> None:
+            load(i + 2)
+
+
+@pytest.mark.parametrize("tiles", [1, 4])
+def test_a_ring_of_shared_memory(tiles: int) -> None:
+    shape = jax.ShapeDtypeStruct((64 * tiles, 128), np.float32)
+    scratch = [plgpu.SMEM((2, 64, 128), jnp.float32), plgpu.Barrier(num_barriers=2)]
+    run = plgpu.kernel(on_warpgroups, out_type=shape, scratch_types=scratch)
+    coverage = simulate(run, ones(64 * tiles, 128), target="h100").coverage
+    by_kind = {one.point.kind: one for one in coverage}
+    assert (by_kind["ring"].slots, by_kind["ring"].used) == (2, tiles)
+    assert by_kind["ring"].missing == (() if tiles > 2 else ("again",))
+    assert by_kind["branch"].counts == ({"false": 2, "true": 2} if tiles > 2 else {"false": 1})
+    assert by_kind["wait"].counts == {"blocked": tiles}
+
+
+# Masks, blocks, revisits and waits.
+
+
+def below_edge(x_ref: Any, o_ref: Any, *, rows: int) -> None:
+    """Keep the rows that the array has."""
+    row = pl.program_id(0) * 8 + lax.broadcasted_iota(jnp.int32, (8, 128), 0)
+    o_ref[...] = jnp.where(row < rows, x_ref[...], jnp.where(x_ref[...] > 5, 1.0, 0.0))
+
+
+def test_masks_blocks_and_revisits() -> None:
+    def run(x: Any) -> Any:
+        return on_rows(functools.partial(below_edge, rows=x.shape[0]), x)
+
+    whole, ragged = (reached(run, ones(rows, 128), kind="mask") for rows in (16, 20))
+    names = [one.point.name for one in whole]
+    assert names == ["row < rows", "x_ref[...] > 5"]
+    assert whole[0].counts == {"full": 2}
+    assert whole[0].unreachable == {"partial": "the mask is constant in this program"}
+    assert ragged[0].counts == {"full": 2, "partial": 1}
+    # Whether floats are so large is up to their values.
+    assert (whole[1].counts, whole[1].missing, whole[1].unreachable) == ({"empty": 2}, (), {})
+    blocks = reached(run, ones(20, 128), kind="block")
+    assert [one.counts for one in blocks] == [{"whole": 2, "overhang": 1}] * 2
+    assert only(run, ones(20, 128), kind="revisit").counts == {"first": 3}
+
+
+def test_a_mask_that_the_program_may_make_partial_is_missing() -> None:
+    def body(n_ref: Any, x_ref: Any, o_ref: Any) -> None:
+        o_ref[...] = jnp.where(
+            lax.broadcasted_iota(jnp.int32, (8, 128), 1) < n_ref[0], x_ref[...], 0
+        )
+
+    one = only(
+        functools.partial(on_rows, body), ones(8, 128), np.array([200], np.int32), kind="mask"
+    )
+    assert (one.counts, one.missing, one.depends) == ({"full": 1}, ("partial",), (("scalar", 0),))
+
+
+def test_a_block_of_an_output_is_visited_again() -> None:
+    def body(x_ref: Any, o_ref: Any) -> None:
+        o_ref[...] = x_ref[...]
+
+    shape = jax.ShapeDtypeStruct((8, 128), np.float32)
+    out = pl.BlockSpec((8, 128), lambda i: (0, 0))
+    run = pl.pallas_call(body, grid=(3,), in_specs=[ROWS], out_specs=out, out_shape=shape)
+    assert only(run, ones(24, 128), kind="revisit").counts == {"first": 1, "again": 2}
+
+
+def test_masks_of_triton() -> None:
+    def body(x_ref: Any, o_ref: Any) -> None:
+        at = pl.program_id(0) * 8 + jnp.arange(8)
+        plt.store(o_ref.at[at], plt.load(x_ref.at[at], mask=at < 20, other=0.0), mask=at < 20)
+
+    shape = jax.ShapeDtypeStruct((20,), np.float32)
+    run = pl.pallas_call(body, grid=(3,), out_shape=shape, compiler_params=plt.CompilerParams())
+    load, store = reached(run, ones(20), kind="mask", target="h100")
+    assert load.counts == store.counts == {"full": 2, "partial": 1}
+    assert (load.condition, load.point.name) == ("at < 20", "load: at < 20")
+
+
+def test_cores_and_schedules_are_counted_together() -> None:
+    def body(x_ref: Any, o_ref: Any) -> None:
+        @pl.when(lax.axis_index("subcore") == 3)
+        def _() -> None:
+            pltpu.sync_copy(x_ref, o_ref)
+
+    def run(x: Any) -> Any:
+        mesh = plsc.VectorSubcoreMesh(
+            core_axis_name="core", subcore_axis_name="subcore", num_cores=1, num_subcores=16
+        )
+        params = pltpu.CompilerParams(needs_layout_passes=False)
+        shape = jax.ShapeDtypeStruct(x.shape, x.dtype)
+        return pl.kernel(body, out_type=shape, mesh=mesh, compiler_params=params)(x)
+
+    runs = [simulate(run, ones(16, 128), seed=seed).coverage for seed in (0, 3, 3)]
+    (one,) = [one for one in runs[0] if one.point.kind == "branch"]
+    assert one.counts == {"false": 15, "true": 1}
+    assert runs[1] == runs[2]
