@@ -163,6 +163,14 @@ class Explorer(Choices):
                 return tasks[actor]
             self._move(copies[actor])
 
+    @property
+    def taken(self) -> tuple[int, ...]:
+        """The schedule of the run: who was chosen wherever there were several."""
+        pairs = zip(self.nodes, self.steps, strict=False)
+        return tuple(
+            node.enabled.index(step.actor) for node, step in pairs if len(node.enabled) > 1
+        )
+
     def look(self, thread: Any, kind: str, target: Any) -> None:
         """Add a look to the current step; a thread that sees the same again waits for a change."""
         if not self.steps:
@@ -565,45 +573,71 @@ def _search(run: Run, schedules: int, *, memory: bool, proved: bool = True) -> E
       memory: see ``Explorer.memory``.
       proved: whether a finding of the proof of order is enough to call a run wrong.
     """
-    nodes: list[Node] = []
-    first: Any = None
-    runs = classes = 0
-    while runs < schedules:
-        explorer, begin = run(lambda machine: Explorer(machine=machine, nodes=nodes, memory=memory))
+    runs, classes = Runs(), 0
+    first: _Outcome | None = None
+    while runs.left and runs.count < schedules:
+        explorer, begin = run(
+            lambda machine: Explorer(machine=machine, nodes=runs.nodes, memory=memory)
+        )
         outcome = _outcome_of(explorer, begin)
-        runs += 1
-        if outcome is not None:
-            classes += 1
-            first = outcome if first is None else first
-            differs = not outcome.error and not same_values(first.values, outcome.values)
-            if outcome.error is not None or differs or (proved and outcome.findings):
-                return Exploration(
-                    verdict="wrong",
-                    runs=runs,
-                    classes=classes,
-                    findings=outcome.findings,
-                    error=outcome.error,
-                    differs=differs,
-                    witness=schedule_of(nodes),
-                )
+        runs.learn(explorer)
+        if outcome is None:
+            continue
+        classes += 1
+        first = outcome if first is None else first
+        differs = not outcome.error and not same_values(first.values, outcome.values)
+        if outcome.error is not None or differs or (proved and outcome.findings):
+            return Exploration(
+                verdict="wrong",
+                runs=runs.count,
+                classes=classes,
+                findings=outcome.findings,
+                error=outcome.error,
+                differs=differs,
+                witness=outcome.schedule,
+            )
+    verdict = "open" if runs.left else "proved"
+    return Exploration(verdict=verdict, runs=runs.count, classes=classes)
+
+
+@dataclass(eq=False)
+class Runs:
+    """The runs of a search: those that were made, and the next one.
+
+    Attributes:
+      nodes: the states of the next run, up to the one in which it takes another way.
+      count: how many were made.
+      left: whether there is a next one.
+    """
+
+    nodes: list[Node] = field(default_factory=list[Node])
+    count: int = 0
+    left: bool = True
+
+    def learn(self, explorer: Explorer) -> None:
+        """Take note of a run that was made, and find the next one."""
+        explorer.finish()
+        self.count += 1
+        nodes = self.nodes
+        del nodes[len(explorer.steps) :]
         explorer.past.order()
         for earlier, later in explorer.past.races:
             _want_reversal(nodes[earlier], explorer.past, earlier, later)
         while nodes and not _untried(nodes[-1]):
             nodes.pop()
-        if not nodes:
-            return Exploration(verdict="proved", runs=runs, classes=classes)
-        nodes[-1].chosen = _untried(nodes[-1])[0]
-    return Exploration(verdict="open", runs=runs, classes=classes)
+        self.left = bool(nodes)
+        if nodes:
+            nodes[-1].chosen = _untried(nodes[-1])[0]
 
 
 @dataclass(frozen=True)
 class _Outcome:
-    """What a run gave: values, findings, and the error that ended it."""
+    """What a run gave: values, findings, the error that ended it, and its schedule."""
 
     values: Any
     findings: tuple[Finding, ...]
     error: Exception | None
+    schedule: tuple[int, ...]
 
 
 def _outcome_of(explorer: Explorer, begin: Callable[[], Any]) -> _Outcome | None:
@@ -615,15 +649,7 @@ def _outcome_of(explorer: Explorer, begin: Callable[[], Any]) -> _Outcome | None
         return None
     except PallasError as raised:
         error = raised
-    finally:
-        explorer.finish()
-        del explorer.nodes[len(explorer.steps) :]
-    return _Outcome(values, tuple(explorer.machine.findings), error)
-
-
-def schedule_of(nodes: Sequence[Node]) -> tuple[int, ...]:
-    """Return which actor was chosen wherever there were several."""
-    return tuple(node.enabled.index(node.chosen) for node in nodes if len(node.enabled) > 1)
+    return _Outcome(values, tuple(explorer.machine.findings), error, explorer.taken)
 
 
 def _untried(node: Node) -> list[Actor]:
