@@ -144,6 +144,7 @@ class Explorer(Choices):
     )
     _pollers: list[Any] = field(default_factory=list[Any])
     _woken: int = 0
+    _pending: dict[Actor, Hashable] = field(default_factory=dict[Actor, Hashable])
 
     explores: ClassVar[bool] = True
 
@@ -176,6 +177,9 @@ class Explorer(Choices):
         if not self.steps:
             return
         step = self.steps[-1]
+        if kind == "wait":
+            self._pending[step.actor] = self._name(target)
+            return
         if kind != "look":
             step.operations[kind, target] = 1
             return
@@ -270,6 +274,12 @@ class Explorer(Choices):
         self._events, self._seen = self.machine.recording.events, len(self.machine.recording.events)
         self.past.meet()
 
+    def end(self) -> None:
+        """End the run: waits that never ended are steps, too, as in another order they may have."""
+        self._end_step()
+        for actor, name in self._pending.items():
+            self.past.add(Step(actor, {("take", name): 0}), (), everyone=False)
+
     def _end_step(self) -> None:
         """Take the events since the step began."""
         events = self.machine.recording.events
@@ -291,6 +301,7 @@ class Explorer(Choices):
             elif isinstance(event, Waited):
                 name = self._name(event.semaphore)
                 step.operations["take" if event.takes else "peek", name] = event.amount
+                self._pending.pop(step.actor, None)
             elif isinstance(event, Touched):
                 self._touch(step, event.region, writes=event.writes)
             elif isinstance(event, Synchronized) and not barrier:
@@ -616,12 +627,13 @@ class Runs:
 
     def learn(self, explorer: Explorer) -> None:
         """Take note of a run that was made, and find the next one."""
-        explorer.finish()
+        explorer.end()
         self.count += 1
         nodes = self.nodes
         del nodes[len(explorer.steps) :]
         explorer.past.order()
-        for earlier, later in explorer.past.races:
+        made = [race for race in explorer.past.races if race[0] < len(nodes)]
+        for earlier, later in made:
             _want_reversal(nodes[earlier], explorer.past, earlier, later)
         while nodes and not _untried(nodes[-1]):
             nodes.pop()

@@ -72,8 +72,8 @@ class Exhaustive(Explorer):
     def _asleep(self) -> dict[Any, Any]:
         return {}
 
-    def finish(self) -> None:
-        super().finish()
+    def end(self) -> None:
+        super().end()
         for node in self.nodes:
             node.wanted.update(node.enabled)
 
