@@ -43,8 +43,8 @@ class Choices:
 
         Args:
           thread: who does it.
-          kind: ``"look"`` at the count of a semaphore, or ``"change"``, which reads memory and
-            writes it in one step.
+          kind: ``"look"`` at the count of a semaphore, ``"wait"`` where it does not suffice, or
+            ``"change"``, which reads memory and writes it in one step.
           target: the semaphore, or the name of the memory.
         """
 

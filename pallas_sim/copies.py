@@ -135,6 +135,7 @@ def _block(thread: Thread, semaphore: Semaphore, value: int, line: str) -> None:
     task = machine.scheduler.current
     if task is not None:
         semaphore.waiting.append(task)
+        machine.choices.look(thread, "wait", semaphore)
     if not machine.scheduler.block(blocked):
         raise thread.deadlock([blocked()])
 
@@ -194,8 +195,8 @@ def advance(machine: Machine, copy: Copy) -> None:
     With a seed, chance picks between the two where both are possible.
     """
     can_write = bool(copy.unwritten) and copy.target is not None
-    writes = can_write and (not machine.choices.vary or machine.choices.chance(0.5))
-    if copy.unread and not writes:
+    choices = machine.choices
+    if copy.unread and not (can_write and (not choices.vary or choices.chance(0.5))):
         chunk = copy.unread.pop(0)
         chunk.read()
         copy.unwritten.append(chunk)
@@ -203,7 +204,7 @@ def advance(machine: Machine, copy: Copy) -> None:
         if machine.timeline is not None:
             machine.timeline.move(copy, "read", chunk.size)
         return
-    number = machine.choices.among(len(copy.unwritten))
+    number = choices.among(len(copy.unwritten))
     chunk = copy.unwritten.pop(number)  # in any order: an interconnect may have several paths
     chunk.write()
     finished = not copy.unread and not copy.unwritten

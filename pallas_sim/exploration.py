@@ -30,6 +30,7 @@ from pallas_sim.inspector import same_bits
 from pallas_sim.machine import Limits, Machine
 from pallas_sim.memory import Ref, Region
 from pallas_sim.order.accesses import bounds_of, root
+from pallas_sim.platforms import set_platforms
 from pallas_sim.recording import Copy, Semaphore, Signalled, Synchronized, Touched, Waited
 from pallas_sim.simulation import SimulatedCall
 
@@ -71,6 +72,12 @@ class Step:
     operations: dict[Operation, int] = field(default_factory=dict[Operation, int])
     ended: bool = False
     accesses: list[MemoryAccess] = field(default_factory=list["MemoryAccess"])
+
+    @property
+    def things(self) -> set[Hashable]:
+        """What it operates on."""
+        memories = {("memory", access.memory) for access in self.accesses}
+        return {what for _, what in self.operations} | memories
 
 
 class MemoryAccess(NamedTuple):
@@ -144,6 +151,7 @@ class Explorer(Choices):
     )
     _pollers: list[Any] = field(default_factory=list[Any])
     _woken: int = 0
+    _pending: dict[Actor, Hashable] = field(default_factory=dict[Actor, Hashable])
 
     explores: ClassVar[bool] = True
 
@@ -176,6 +184,9 @@ class Explorer(Choices):
         if not self.steps:
             return
         step = self.steps[-1]
+        if kind == "wait":
+            self._pending[step.actor] = self._name(target)
+            return
         if kind != "look":
             step.operations[kind, target] = 1
             return
@@ -270,6 +281,12 @@ class Explorer(Choices):
         self._events, self._seen = self.machine.recording.events, len(self.machine.recording.events)
         self.past.meet()
 
+    def end(self) -> None:
+        """End the run: waits that never ended are steps, too, as in another order they may have."""
+        self._end_step()
+        for actor, name in self._pending.items():
+            self.past.add(Step(actor, {("take", name): 0}), (), everyone=False)
+
     def _end_step(self) -> None:
         """Take the events since the step began."""
         events = self.machine.recording.events
@@ -291,6 +308,7 @@ class Explorer(Choices):
             elif isinstance(event, Waited):
                 name = self._name(event.semaphore)
                 step.operations["take" if event.takes else "peek", name] = event.amount
+                self._pending.pop(step.actor, None)
             elif isinstance(event, Touched):
                 self._touch(step, event.region, writes=event.writes)
             elif isinstance(event, Synchronized) and not barrier:
@@ -454,13 +472,15 @@ class Past:
         """Date the steps, and find the races among them."""
         self.clocks, self.races = [], []
         counts: dict[Actor, int] = {}
-        relevant: list[int] = []
+        of_thing: dict[Hashable, list[int]] = {}
         for position, step in enumerate(self.steps):
             clock: dict[Actor, int] = {}
             for earlier in self.before[position] | needed[position]:
                 _join(clock, self.clocks[earlier])
             counts[step.actor] = clock[step.actor] = counts.get(step.actor, 0) + 1
-            for earlier in reversed(relevant):
+            things = step.things
+            possible = {earlier for thing in things for earlier in of_thing.get(thing, ())}
+            for earlier in sorted(possible, reverse=True):
                 other = self.steps[earlier]
                 if self.clocks[earlier][other.actor] <= clock.get(other.actor, 0):
                     continue
@@ -468,8 +488,8 @@ class Past:
                     self.races.append((earlier, position))
                     _join(clock, self.clocks[earlier])
             self.clocks.append(clock)
-            if step.operations or step.accesses:
-                relevant.append(position)
+            for thing in things:
+                of_thing.setdefault(thing, []).append(position)
 
 
 def _join(clock: dict[Actor, int], other: dict[Actor, int]) -> None:
@@ -528,13 +548,19 @@ def explore(
       options: as of ``simulate``.
 
     Raises:
-      OptionError: there is no such target, or ``schedules`` is less than 1.
+      OptionError: there is no such target, it is a GPU, or ``schedules`` is less than 1.
       SimulationError: the call cannot be simulated.
     """
     if schedules < 1:
         raise OptionError(f"schedules is {schedules}: at least one run is needed")
     call = SimulatedCall.of(fn, args, options)
+    set_platforms()
     chip = call.chip(target)
+    if chip.platform != "tpu":
+        raise OptionError(
+            f"explore runs kernels for TPUs, not for {chip.name}: the order of a GPU's engines is "
+            "not among its choices. simulate(seed=) draws other orders"
+        )
 
     def run(explorer: Callable[[Machine], Explorer]) -> tuple[Explorer, Any]:
         machine = Machine(target=chip.name, cores=chip.cores, limits=limits or Limits())
@@ -616,12 +642,13 @@ class Runs:
 
     def learn(self, explorer: Explorer) -> None:
         """Take note of a run that was made, and find the next one."""
-        explorer.finish()
+        explorer.end()
         self.count += 1
         nodes = self.nodes
         del nodes[len(explorer.steps) :]
         explorer.past.order()
-        for earlier, later in explorer.past.races:
+        made = [race for race in explorer.past.races if race[0] < len(nodes)]
+        for earlier, later in made:
             _want_reversal(nodes[earlier], explorer.past, earlier, later)
         while nodes and not _untried(nodes[-1]):
             nodes.pop()
@@ -663,16 +690,20 @@ def _untried(node: Node) -> list[Actor]:
 
 def _want_reversal(node: Node, past: Past, earlier: int, later: int) -> None:
     """Want somebody tried in a state, so that a race of its step goes the other way round."""
-    between = (k for k in range(earlier + 1, later) if not past.precedes(earlier, k))
-    steps: list[int] = []
-    first: set[Actor] = set()
-    for position in (*between, later):
-        if not any(past.precedes(before, position) for before in steps):
-            first.add(past.steps[position].actor)
-        steps.append(position)
-    if node.wanted & first:
+    first: dict[Actor, int] = {}  # of those who go on without the earlier step, when they do
+    initial: set[Actor] = set()  # those of them who need none of the others
+    origin = past.steps[earlier].actor
+    time = past.clocks[earlier][origin]
+    for position in range(earlier + 1, later + 1):
+        clock, actor = past.clocks[position], past.steps[position].actor
+        if clock.get(origin, 0) >= time and position != later:
+            continue
+        if actor not in first and all(clock.get(a, 0) < own for a, own in first.items()):
+            initial.add(actor)
+        first.setdefault(actor, clock[actor])
+    if node.wanted & initial:
         return
-    possible = [actor for actor in node.enabled if actor in first]
+    possible = [actor for actor in node.enabled if actor in initial]
     node.wanted.update(possible[:1] or node.enabled)
 
 

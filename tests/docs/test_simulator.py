@@ -28,8 +28,15 @@ def test_the_first_example_prints_what_the_page_says(blocks, tmp_path):
 def test_the_example_of_findings_prints_what_the_page_says(blocks, tmp_path):
     printed = _run(blocks, tmp_path, 1).replace(f"{tmp_path}/", "")
     shown = dict(re.findall(r"<!-- output: (\w+) -->\n```text\n(.*?)```", PAGE, re.DOTALL))
+    assert shown.pop("explored")
     assert list(shown) == ["race", "entry", "unwaited", "leftover", "deadlock", "seeds"]
     assert printed == "\n" + "".join(shown.values())  # nothing of the kernel without mistake
+
+
+def test_the_example_of_orders_prints_what_the_page_says(blocks, tmp_path):
+    printed = _run(blocks, tmp_path, 2)
+    (shown,) = re.findall(r"<!-- output: explored -->\n```text\n(.*?)```", PAGE, re.DOTALL)
+    assert printed == shown
 
 
 def test_the_kinds_of_findings_are_all_there():
@@ -39,12 +46,12 @@ def test_the_kinds_of_findings_are_all_there():
 
 
 def test_the_example_of_coverage_prints_what_the_page_says(blocks, tmp_path):
-    printed = _run(blocks, tmp_path, 2)
+    printed = _run(blocks, tmp_path, 3)
     (shown,) = re.findall(r"<!-- alone: reaches -->\n```text\n(.*?)```", PAGE, re.DOTALL)
     assert printed == shown
 
 
 def test_the_example_of_watched_references_prints_what_the_page_says(blocks, tmp_path):
-    printed = _run(blocks, tmp_path, 3).replace(f"{tmp_path}/", "")
+    printed = _run(blocks, tmp_path, 4).replace(f"{tmp_path}/", "")
     assert printed.startswith("acc_ref is float32[8, 128] in program (0)")
     assert printed in PAGE

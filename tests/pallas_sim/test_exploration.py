@@ -4,14 +4,22 @@ from __future__ import annotations
 
 import contextlib
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+from jax.experimental.pallas.ops.tpu import all_gather
+from jax.sharding import PartitionSpec as P
 
+from pallas_sim import explore
 from pallas_sim.copies import signal, wait
 from pallas_sim.cores import run_concurrently
-from pallas_sim.errors import DeadlockError
+from pallas_sim.errors import DeadlockError, OptionError
 from pallas_sim.exploration import Explorer, Redundant, Runs
 from pallas_sim.findings import Owner
 from pallas_sim.machine import Machine, Thread
@@ -72,8 +80,8 @@ class Exhaustive(Explorer):
     def _asleep(self) -> dict[Any, Any]:
         return {}
 
-    def finish(self) -> None:
-        super().finish()
+    def end(self) -> None:
+        super().end()
         for node in self.nodes:
             node.wanted.update(node.enabled)
 
@@ -98,3 +106,65 @@ def test_all_orders_of_small_programs(seed):
     reduced, count = outcomes(program, Explorer)
     assert reduced == every
     assert count <= most
+
+
+def arrivals(looks: bool) -> Callable[[], Any]:
+    """Return a call in which device 0 hears two others, and notes how many came together."""
+    mesh = jax.make_mesh((3,), ("x",), devices=jax.devices()[:3])
+
+    def body(o_ref, sem):
+        pl.semaphore_signal(sem, 1, device_id=0)
+
+        @pl.when(jax.lax.axis_index("x") == 0)
+        def _():
+            pl.semaphore_wait(sem, 2)
+            o_ref[0] = pl.semaphore_read(sem) if looks else 0
+            pl.semaphore_wait(sem, 1)
+
+    call = pl.pallas_call(
+        body,
+        out_shape=jax.ShapeDtypeStruct((1,), jnp.int32),
+        out_specs=pl.BlockSpec(memory_space=pltpu.SMEM),
+        scratch_shapes=[pltpu.SemaphoreType.REGULAR],
+        compiler_params=pltpu.CompilerParams(has_side_effects=True),
+    )
+    return jax.shard_map(call, mesh=mesh, in_specs=(), out_specs=P("x"), check_vma=False)
+
+
+def test_a_look_at_a_count_depends_on_the_order():
+    result = explore(arrivals(looks=True), target="v6e")
+    assert (result.verdict, result.differs) == ("wrong", True)
+    assert result.witness
+
+
+def test_one_waiter_has_one_order():
+    result = explore(arrivals(looks=False), target="v6e")
+    assert (result.verdict, result.runs, result.classes) == ("proved", 1, 1)
+
+
+def test_what_was_not_run_is_open():
+    result = explore(arrivals(looks=True), target="v6e", schedules=1)
+    assert (result.verdict, result.runs) == ("open", 1)
+
+
+@pytest.mark.parametrize(("devices", "verdict"), [(2, "proved"), (4, "wrong")])
+def test_a_race_has_a_run_in_which_it_shows(devices, verdict):
+    """The all-gather that comes with JAX."""
+    auto = (jax.sharding.AxisType.Auto,)
+    mesh = jax.make_mesh((devices,), ("x",), auto, devices=jax.devices()[:devices])
+    x = np.arange(8 * devices * 128, dtype=np.float32).reshape(-1, 128)
+    result = explore(
+        lambda x: all_gather.all_gather(x, mesh=mesh, axis_name="x", memory_space=pltpu.VMEM),
+        x,
+        target="v6e",
+    )
+    assert result.verdict == verdict
+    assert bool(result.findings) == result.differs == (result.witness is not None)
+    assert result.differs == (verdict == "wrong")
+
+
+def test_what_cannot_be_explored():
+    with pytest.raises(OptionError, match="schedules is 0"):
+        explore(lambda: 0, target="v6e", schedules=0)
+    with pytest.raises(OptionError, match="not for h100"):
+        explore(lambda: 0, target="h100")
