@@ -58,7 +58,7 @@ class Redundant(BaseException):
 
 
 @dataclass(eq=False)
-class Step:
+class ExploredStep:
     """A step of a run.
 
     Attributes:
@@ -89,7 +89,7 @@ class MemoryAccess(NamedTuple):
     writes: bool
 
 
-def _conflict(one: Step, other: Step) -> bool:
+def _conflict(one: ExploredStep, other: ExploredStep) -> bool:
     """Return whether the order of two steps matters."""
     return any(
         what == also and frozenset({kind, another}) in _DEPENDENT
@@ -116,9 +116,11 @@ class Node:
 
     enabled: tuple[Actor, ...]
     chosen: Actor
-    tried: dict[Actor, Step | None] = field(default_factory=dict[Actor, Step | None])
+    tried: dict[Actor, ExploredStep | None] = field(
+        default_factory=dict[Actor, ExploredStep | None]
+    )
     wanted: set[Actor] = field(default_factory=set[Actor])
-    asleep: dict[Actor, Step] = field(default_factory=dict[Actor, Step])
+    asleep: dict[Actor, ExploredStep] = field(default_factory=dict[Actor, ExploredStep])
 
 
 @dataclass(eq=False)
@@ -138,7 +140,7 @@ class Explorer(Choices):
 
     machine: Machine = field(kw_only=True)
     nodes: list[Node] = field(default_factory=list[Node])
-    steps: list[Step] = field(default_factory=list[Step])
+    steps: list[ExploredStep] = field(default_factory=list[ExploredStep])
     schedule: Sequence[int] = ()
     memory: bool = False
     _events: Any = None
@@ -165,7 +167,7 @@ class Explorer(Choices):
             if not enabled:
                 return None
             actor = self._chosen(enabled)
-            self.steps.append(Step(actor))
+            self.steps.append(ExploredStep(actor))
             if actor in tasks:
                 ready.remove(tasks[actor])
                 return tasks[actor]
@@ -238,7 +240,7 @@ class Explorer(Choices):
         self.nodes.append(Node(enabled, chosen, wanted={chosen}, asleep=asleep))
         return chosen
 
-    def _asleep(self) -> dict[Actor, Step]:
+    def _asleep(self) -> dict[Actor, ExploredStep]:
         """Return who sleeps in the next state: who did before, and commutes with the last step."""
         if not self.steps:
             return {}
@@ -285,7 +287,7 @@ class Explorer(Choices):
         """End the run: waits that never ended are steps, too, as in another order they may have."""
         self._end_step()
         for actor, name in self._pending.items():
-            self.past.add(Step(actor, {("take", name): 0}), (), everyone=False)
+            self.past.add(ExploredStep(actor, {("take", name): 0}), (), everyone=False)
 
     def _end_step(self) -> None:
         """Take the events since the step began."""
@@ -319,7 +321,7 @@ class Explorer(Choices):
             self._woken = 0
         self.past.add(step, met, everyone=barrier)
 
-    def _touch(self, step: Step, region: Region, *, writes: bool) -> None:
+    def _touch(self, step: ExploredStep, region: Region, *, writes: bool) -> None:
         if not self.memory:
             return
         whole = root(region)
@@ -372,7 +374,7 @@ class Past:
       races: pairs of positions of steps that may come in the other order.
     """
 
-    steps: list[Step] = field(default_factory=list[Step])
+    steps: list[ExploredStep] = field(default_factory=list[ExploredStep])
     before: list[set[int]] = field(default_factory=list[set[int]])
     clocks: list[dict[Actor, int]] = field(default_factory=list[dict[Actor, int]])
     races: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
@@ -389,7 +391,7 @@ class Past:
         """Let all that was done come before all that follows."""
         self._everyone.update(self._last.values())
 
-    def add(self, step: Step, met: Iterable[int], *, everyone: bool) -> None:
+    def add(self, step: ExploredStep, met: Iterable[int], *, everyone: bool) -> None:
         """Add the next step.
 
         Args:
@@ -599,7 +601,7 @@ def _search(run: Run, schedules: int, *, memory: bool, proved: bool = True) -> E
       memory: see ``Explorer.memory``.
       proved: whether a finding of the proof of order is enough to call a run wrong.
     """
-    runs, classes = Runs(), 0
+    runs, classes = Search(), 0
     first: _Outcome | None = None
     while runs.left and runs.count < schedules:
         explorer, begin = run(
@@ -627,7 +629,7 @@ def _search(run: Run, schedules: int, *, memory: bool, proved: bool = True) -> E
 
 
 @dataclass(eq=False)
-class Runs:
+class Search:
     """The runs of a search: those that were made, and the next one.
 
     Attributes:

@@ -276,9 +276,9 @@ def _goals(growth: Growth, way: Way, covering: Covering) -> Iterator[Goal]:
     for level in range(most if len(ladders) > 1 else 0):
         larger = {name: ladder[min(level, len(ladder) - 1)] for name, ladder in ladders.items()}
         yield Goal({**host.sizes, **larger}, host.choices)
-    for aspect, words in covering.domain.items():
+    for aspect, labels in covering.domain.items():
         if aspect.role in ("option", "tuning"):
-            for word in words:
+            for word in labels:
                 if word != host.choices.get(aspect):
                     yield Goal(host.sizes, {**host.choices, aspect: word})
 

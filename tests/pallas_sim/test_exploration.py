@@ -20,7 +20,7 @@ from pallas_sim import explore
 from pallas_sim.copies import signal, wait
 from pallas_sim.cores import run_concurrently
 from pallas_sim.errors import DeadlockError, OptionError
-from pallas_sim.exploration import Explorer, Redundant, Runs
+from pallas_sim.exploration import Explorer, Redundant, Search
 from pallas_sim.findings import Owner
 from pallas_sim.machine import Machine, Thread
 from pallas_sim.recording import Semaphore
@@ -89,7 +89,7 @@ class Exhaustive(Explorer):
 def outcomes(program: Any, kind: type[Explorer]) -> tuple[set[str], int]:
     """Return what the runs of a program give, and their number."""
     given: set[str] = set()
-    runs = Runs()
+    runs = Search()
     while runs.left:
         machine = Machine()
         machine.choices = kind(machine=machine, nodes=runs.nodes)

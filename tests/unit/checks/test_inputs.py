@@ -58,8 +58,8 @@ def test_tried_and_never_drawn():
     call = drawn_call(multiple_of=8)
     plain = to_json([inputs_of(call)])
     assert json.loads(json.dumps(plain)) == plain == {
-        "pairs": [6, 30],
-        "triples": [4, 44],
+        "pairs": [6, 44],
+        "triples": [4, 76],
         "shapes": ["8"],
         "signatures": 1,
         "dtypes": ["float32"],
@@ -70,7 +70,7 @@ def test_tried_and_never_drawn():
             {"role": "option", "name": "causal", "words": ["False"]},
         ],
         "never": [
-            {"role": "values", "name": "", "words": ["normal"]},
+            {"role": "values", "name": "", "words": ["normal", "ties", "peaks"]},
             {"role": "dtype", "name": "", "words": ["bfloat16"]},
             {"role": "dim", "name": "m", "words": ["2 tiles", "3 tiles"]},
             {"role": "option", "name": "causal", "words": ["True"]},
