@@ -135,7 +135,7 @@ class _Value:
       exponential: the number of the exponential that it is, perhaps masked; else None.
       magnitude: of a sum of two, the sum of their magnitudes; else None.
       error: of a matrix product, multiplied or added to, how far it may be from what it is when it
-        is computed again in another way; else None.
+        is computed again in another way; else None. For ``_StoredDraw`` how far it is.
     """
 
     array: Any
@@ -189,6 +189,37 @@ def rounded(jaxpr: Any, arrays: Sequence[Any], rounding: Rounding, draws: int) -
     draw = functools.partial(_Draw, rounding, results)
     return [
         evaluate_with(jaxpr, arrays, draw().apply, results.constant, lambda value: value.array)
+        for _ in range(draws)
+    ]
+
+
+def rounded_when_stored(
+    jaxpr: Any, arrays: Sequence[Any], rounding: Rounding, draws: int
+) -> list[list[Any]]:
+    """Evaluate the gradient of a softmax ``draws`` times, as if its output had been rounded.
+
+    Nothing else is. A reference subtracts ``sum(p * dp)``, where ``dp = do @ v.T``, and a kernel
+    ``sum(o * do)`` of the output ``o = p @ v`` that it stored in a narrow dtype. In the first, the
+    error of rounding ``o`` is that of rounding ``do`` in the product, in this sum alone; that of
+    rounding the terms of ``o``, likewise of ``v``. So a sum over a matrix product, multiplied with
+    anything, has the error that the product has if its operands are rounded in the narrow dtype,
+    once a function has exponentials. All that comes of the sum has that same error.
+
+    Args:
+      jaxpr: see ``rounded``, as for the others.
+      arrays: one for each of its inputs.
+      rounding: how large the errors are.
+      draws: the number of evaluations.
+    """
+    results = _Results()
+    return [
+        evaluate_with(
+            jaxpr,
+            arrays,
+            _StoredDraw(rounding, results).apply,
+            results.constant,
+            lambda value: value.array,
+        )
         for _ in range(draws)
     ]
 
@@ -565,6 +596,73 @@ class _Draw:
         lhs, rhs = arrays
         product = tensor_core_product(lhs, rhs, dims, sums.accumulation, sums.least, order)
         return product.astype(result.dtype)
+
+
+class _StoredDraw:
+    """One evaluation with the rounding errors of a stored output."""
+
+    def __init__(self, rounding: Rounding, results: _Results) -> None:
+        """With errors of that size."""
+        self._rounding = rounding
+        self._results = results
+        self._exponential = False
+
+    def apply(
+        self, equation: Equation, operands: Sequence[_Value], evaluate: _Evaluate
+    ) -> list[_Value]:
+        """Return the results of one operation; see ``pallas_sim.evaluate_with``."""
+        name = equation.name
+        bind = functools.partial(self._results.get, equation, evaluate)
+        arrays = [operand.array for operand in operands]
+        self._exponential |= name in _EXPONENTIALS
+        results = bind(arrays)
+        if name == "dot_general" and not _is_sum(equation, arrays):
+            if not all(is_float(array.dtype) for array in arrays):
+                return [_Value(results[0])]
+            return [_Value(results[0], error=bind(self._moved(arrays))[0] - results[0])]
+        error = self._error(name, bind, operands)
+        if error is None or name not in _SUMS:
+            return [_Value(result, error=error) for result in results]
+        return [_Value(results[0] + error if self._exponential else results[0])]
+
+    def _moved(self, arrays: Sequence[Any]) -> list[Any]:
+        """Return arrays with the errors of rounding them."""
+        narrow, error = self._rounding.narrow, self._rounding.error
+        return [(a * (1 + narrow * error(a.shape))).astype(a.dtype) for a in arrays]
+
+    def _error(self, name: str, bind: _Evaluate, operands: Sequence[_Value]) -> Any:
+        """Return the error of what is linear in products; None of anything else."""
+        arrays = [operand.array for operand in operands]
+        errors = [operand.error for operand in operands]
+        if all(error is None for error in errors):
+            return None
+        if name in _MOVES or name in _CHOICES or name == "reduce_sum":
+            return bind(
+                [
+                    array
+                    if not _is_inexact(array)
+                    else np.zeros_like(array)
+                    if error is None
+                    else error
+                    for array, error in zip(arrays, errors, strict=True)
+                ]
+            )[0]
+        if name not in ("mul", "div", "dot_general") or (name == "div" and errors[1] is not None):
+            return None
+        return sum(
+            bind([*arrays[:position], error, *arrays[position + 1 :]])[0]
+            for position, error in enumerate(errors)
+            if error is not None
+        )
+
+
+def _is_sum(equation: Equation, arrays: Sequence[Any]) -> bool:
+    """Return whether a product of matrices is the sum of one of numbers: of no other axes."""
+    contracted, batch = equation.params["dimension_numbers"]
+    return all(
+        len(axes) + len(others) == np.ndim(array)
+        for axes, others, array in zip(contracted, batch, arrays, strict=True)
+    )
 
 
 def _summed_axes(equation: Equation, position: int) -> tuple[int, ...]:
