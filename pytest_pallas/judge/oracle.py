@@ -32,7 +32,8 @@ from pytest_pallas.judge.references import (
     least_magnitude,
     name_of,
 )
-from pytest_pallas.judge.roundings import SPREAD, Rounding, rounded, rounded_when_stored
+from pytest_pallas.judge.roundings import SPREAD, Rounding, rounded
+from pytest_pallas.judge.stored import rounded_when_stored
 from pytest_pallas.judge.tolerance import (
     DRAWS,
     ROUNDING,

@@ -28,7 +28,7 @@ from pytest_pallas.judge.arithmetic import ChipArithmetic, ProductSums, kept_pre
 from pytest_pallas.judge.tolerance import ROUNDING, ProductPrecision
 
 #: Operations through which a matrix product is still one: each element is one of the operand.
-_MOVES = frozenset(
+MOVES = frozenset(
     {
         *("broadcast_in_dim", "convert_element_type", "copy", "expand_dims", "neg", "reshape"),
         *("rev", "slice", "squeeze", "transpose"),
@@ -36,17 +36,18 @@ _MOVES = frozenset(
 )
 
 #: Operations each of whose elements is one of some operand, such as a masked matrix product.
-_CHOICES = frozenset({"concatenate", "dynamic_slice", "pad", "select_n"})
+CHOICES = frozenset({"concatenate", "dynamic_slice", "pad", "select_n"})
 
 #: Operations that move, choose or compare numbers, and round nothing.
-EXACT = _MOVES | {
+EXACT = MOVES | {
     *("abs", "argmax", "argmin", "argsort", "clamp", "concatenate", "dynamic_slice"),
     *("dynamic_update_slice", "eq", "gather", "ge", "gt", "is_finite", "le", "lt", "max", "min"),
     *("ne", "pad", "reduce_max", "reduce_min", "select_n", "sign", "sort", "split"),
     *("stop_gradient", "top_k"),
 }
 
-_SUMS = frozenset({"dot_general", "reduce_sum", "cumsum"})
+#: Operations that add up terms.
+SUMS = frozenset({"dot_general", "reduce_sum", "cumsum"})
 
 #: Functions that are approximated, which no standard requires to be rounded correctly.
 _APPROXIMATED = frozenset(
@@ -57,7 +58,8 @@ _APPROXIMATED = frozenset(
     }
 )
 
-_EXPONENTIALS = frozenset({"exp", "exp2"})
+#: Of these, exponentials.
+EXPONENTIALS = frozenset({"exp", "exp2"})
 
 #: Their error in roundings: up to 2 units in the last place, evenly. That is the bound of most in
 #: float32 in the CUDA C++ Programming Guide ("Mathematical Functions"), and of XLA's for CPUs it
@@ -135,7 +137,7 @@ class _Value:
       exponential: the number of the exponential that it is, perhaps masked; else None.
       magnitude: of a sum of two, the sum of their magnitudes; else None.
       error: of a matrix product, multiplied or added to, how far it may be from what it is when it
-        is computed again in another way; else None. For ``_StoredDraw`` how far it is.
+        is computed again in another way; else None.
     """
 
     array: Any
@@ -185,7 +187,7 @@ def rounded(jaxpr: Any, arrays: Sequence[Any], rounding: Rounding, draws: int) -
       rounding: how large the errors are.
       draws: the number of evaluations.
     """
-    results = _Results()
+    results = Results()
     draw = functools.partial(_Draw, rounding, results)
     return [
         evaluate_with(jaxpr, arrays, draw().apply, results.constant, lambda value: value.array)
@@ -193,38 +195,7 @@ def rounded(jaxpr: Any, arrays: Sequence[Any], rounding: Rounding, draws: int) -
     ]
 
 
-def rounded_when_stored(
-    jaxpr: Any, arrays: Sequence[Any], rounding: Rounding, draws: int
-) -> list[list[Any]]:
-    """Evaluate the gradient of a softmax ``draws`` times, as if its output had been rounded.
-
-    Nothing else is. A reference subtracts ``sum(p * dp)``, where ``dp = do @ v.T``, and a kernel
-    ``sum(o * do)`` of the output ``o = p @ v`` that it stored in a narrow dtype. In the first, the
-    error of rounding ``o`` is that of rounding ``do`` in the product, in this sum alone; that of
-    rounding the terms of ``o``, likewise of ``v``. So a sum over a matrix product, multiplied with
-    anything, has the error that the product has if its operands are rounded in the narrow dtype,
-    once a function has exponentials. All that comes of the sum has that same error.
-
-    Args:
-      jaxpr: see ``rounded``, as for the others.
-      arrays: one for each of its inputs.
-      rounding: how large the errors are.
-      draws: the number of evaluations.
-    """
-    results = _Results()
-    return [
-        evaluate_with(
-            jaxpr,
-            arrays,
-            _StoredDraw(rounding, results).apply,
-            results.constant,
-            lambda value: value.array,
-        )
-        for _ in range(draws)
-    ]
-
-
-class _Results:
+class Results:
     """Results of operations on arrays that are the same in every draw."""
 
     def __init__(self) -> None:
@@ -254,7 +225,7 @@ class _Results:
 class _Draw:
     """One evaluation with rounding errors."""
 
-    def __init__(self, rounding: Rounding, results: _Results) -> None:
+    def __init__(self, rounding: Rounding, results: Results) -> None:
         """With errors of that size."""
         self._rounding = rounding
         self._results = results
@@ -270,7 +241,7 @@ class _Draw:
         """Return the results of one operation; see ``pallas_sim.evaluate_with``."""
         name, wide = equation.name, self._rounding.wide
         bind = functools.partial(self._results.get, equation, evaluate)
-        moves = name in _MOVES or name in _CHOICES
+        moves = name in MOVES or name in CHOICES
         if moves and any(operand.terms is not None for operand in operands):
             return [self._product(bind, operands)]
         if moves and any(operand.subtracted is not None for operand in operands):
@@ -282,7 +253,7 @@ class _Draw:
         if self._errors is not None and name in self._rounding.chip.functions:
             return [_Value(self._as_on_chip(name, bind, arrays, self._errors))]
         if name in _APPROXIMATED:
-            if name in _EXPONENTIALS:
+            if name in EXPONENTIALS:
                 return [self._exponential(name, bind, operands[0], arrays[0])]
             arrays = [self._off(array, wide) for array in arrays]
             results = bind(arrays)
@@ -295,7 +266,7 @@ class _Draw:
         results = bind(arrays)
         if name == "dot_general" and self._rounding.chip.sums is not None:
             results = [self._truncated(equation, arrays, results[0], self._rounding.chip.sums)]
-        if name in _SUMS:
+        if name in SUMS:
             if name == "reduce_sum":
                 self._normalize(operands[0], results[0], _summed_axes(equation, 0))
             return [self._summed(equation, bind, arrays, results[0])]
@@ -375,7 +346,7 @@ class _Draw:
             errors.append(error)
         if all(error is None for error in errors):
             return None
-        if name in _MOVES or name in _CHOICES:
+        if name in MOVES or name in CHOICES:
             moved = list(arrays)
             for position, (array, error) in enumerate(zip(arrays, errors, strict=True)):
                 if _is_inexact(array):
@@ -482,7 +453,7 @@ class _Draw:
             if operand.products & self._spent:
                 array = self._moved(array, operand.again)
             return self._moved(array, narrow * operand.terms) if narrow else array
-        return self._off(array, narrow) if narrow and name in _SUMS else array
+        return self._off(array, narrow) if narrow and name in SUMS else array
 
     def _off(self, array: Any, size: float) -> Any:
         """Return a float with a relative error of ``size``, each element its own."""
@@ -596,73 +567,6 @@ class _Draw:
         lhs, rhs = arrays
         product = tensor_core_product(lhs, rhs, dims, sums.accumulation, sums.least, order)
         return product.astype(result.dtype)
-
-
-class _StoredDraw:
-    """One evaluation with the rounding errors of a stored output."""
-
-    def __init__(self, rounding: Rounding, results: _Results) -> None:
-        """With errors of that size."""
-        self._rounding = rounding
-        self._results = results
-        self._exponential = False
-
-    def apply(
-        self, equation: Equation, operands: Sequence[_Value], evaluate: _Evaluate
-    ) -> list[_Value]:
-        """Return the results of one operation; see ``pallas_sim.evaluate_with``."""
-        name = equation.name
-        bind = functools.partial(self._results.get, equation, evaluate)
-        arrays = [operand.array for operand in operands]
-        self._exponential |= name in _EXPONENTIALS
-        results = bind(arrays)
-        if name == "dot_general" and not _is_sum(equation, arrays):
-            if not all(is_float(array.dtype) for array in arrays):
-                return [_Value(results[0])]
-            return [_Value(results[0], error=bind(self._moved(arrays))[0] - results[0])]
-        error = self._error(name, bind, operands)
-        if error is None or name not in _SUMS:
-            return [_Value(result, error=error) for result in results]
-        return [_Value(results[0] + error if self._exponential else results[0])]
-
-    def _moved(self, arrays: Sequence[Any]) -> list[Any]:
-        """Return arrays with the errors of rounding them."""
-        narrow, error = self._rounding.narrow, self._rounding.error
-        return [(a * (1 + narrow * error(a.shape))).astype(a.dtype) for a in arrays]
-
-    def _error(self, name: str, bind: _Evaluate, operands: Sequence[_Value]) -> Any:
-        """Return the error of what is linear in products; None of anything else."""
-        arrays = [operand.array for operand in operands]
-        errors = [operand.error for operand in operands]
-        if all(error is None for error in errors):
-            return None
-        if name in _MOVES or name in _CHOICES or name == "reduce_sum":
-            return bind(
-                [
-                    array
-                    if not _is_inexact(array)
-                    else np.zeros_like(array)
-                    if error is None
-                    else error
-                    for array, error in zip(arrays, errors, strict=True)
-                ]
-            )[0]
-        if name not in ("mul", "div", "dot_general") or (name == "div" and errors[1] is not None):
-            return None
-        return sum(
-            bind([*arrays[:position], error, *arrays[position + 1 :]])[0]
-            for position, error in enumerate(errors)
-            if error is not None
-        )
-
-
-def _is_sum(equation: Equation, arrays: Sequence[Any]) -> bool:
-    """Return whether a product of matrices is the sum of one of numbers: of no other axes."""
-    contracted, batch = equation.params["dimension_numbers"]
-    return all(
-        len(axes) + len(others) == np.ndim(array)
-        for axes, others, array in zip(contracted, batch, arrays, strict=True)
-    )
 
 
 def _summed_axes(equation: Equation, position: int) -> tuple[int, ...]:
