@@ -604,9 +604,10 @@ def without_stored(
 ) -> Measured:
     """Return the errors that remain if those of a stored output are taken off.
 
-    One rounding changes many elements in a fixed ratio. So of each line of the output, what is
-    taken off is the most probable combination of the draws beside independent errors of one ulp
-    (the Wiener filter), and at most ``3 * factor`` standard deviations of each element.
+    One rounding changes many elements in a fixed ratio. What is taken off is the most probable
+    combination of the draws beside independent errors of one ulp (the Wiener filter), at most
+    ``3 * factor`` standard deviations of each element. The elements of some axes have one together,
+    those of others one each: whichever has the fewest parameters.
 
     Args:
       measured: the errors.
@@ -617,12 +618,12 @@ def without_stored(
     """
     unit = measured.scale * epsilon(dtype)
     deviations, _ = _deviations(stored, unit)
-    if not np.any(deviations):
+    if not np.any(deviations) or not deviations.ndim:
         return measured
     with np.errstate(all="ignore"):
         errors = (actual - measured.target) / unit
         drawn = stored / unit
-    errors = np.where(np.isfinite(errors), errors, 0.0)
+    errors = np.where(measured.errors > 0, errors, 0.0)
     drawn = np.where(np.isfinite(drawn), drawn, 0.0)
     most = _DEVIATIONS * tolerance.factor * deviations
     last = range(errors.ndim)
