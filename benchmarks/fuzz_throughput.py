@@ -26,10 +26,18 @@ minute of processor time. By hand first with whole blocks, then as the spec draw
 | softmax, shapes | 723 | 4.7x, 5.5x | 7.5x, 8.7x |
 | flash_attention, shapes | 431 | 6.0x, 13.5x | 6.8x, 14.3x |
 
-The target of shapes is missed on ``interpret``, and twice on ``tpu-interpret``, for two reasons.
-Three fifths of the time go to siblings, without which the target of examples is missed. And
-strategies repeat shapes on purpose: a dim has about 9 sizes, which go together in a short table.
-1,280 draws of softmax have 96 different shapes, of matmul 238, of flash attention 76.
+The target of shapes is missed on ``interpret``, and twice on ``tpu-interpret``: three fifths of the
+time go to siblings, without which the target of examples is missed.
+
+Pairs of choices that came together, of those possible (``pairs``; by hand as the spec draws, since
+whole blocks are no choices of it), on 27 November 2026 with a load of 10 to 15, so that 15 s were 3
+to 4 of the processor. In the same run there were 1,763, 1,705 and 708 shapes a minute.
+
+| | ours | interpret | tpu-interpret |
+| --- | --- | --- | --- |
+| matmul | 250 of 285 | 47 | 32 |
+| softmax | 108 of 125 | 19 | 14 |
+| flash_attention | 96 of 96 | 21 | 27 |
 
 ``failures`` was measured on 21 November 2026, 10 s each: of 37 specs in ``tests/broken``, two of
 them right, the test by hand finds 13 on ``interpret`` and 16 on ``tpu-interpret``, ours 29 and 32;
@@ -39,6 +47,7 @@ hand is the only way, and a spec that is too loose, which is said after its last
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
 import shutil
@@ -81,15 +90,18 @@ class TimeIsOver(BaseException):
 def hand_written(seconds: float, backend: str, kernel: Any, reference: Any, strategy: Any) -> Any:
     """Examples, different shapes, seconds and whether one failed, of a hand-written test.
 
-    ``strategy`` draws ``(args, options, tuning)``.
+    ``strategy`` draws ``(args, options, tuning, drawn)``, the last one as the spec draws, or None.
     """
     import hypothesis
     import jax
     import numpy as np
     from jax.experimental.pallas import tpu as pltpu
 
+    from pytest_pallas.checks.inputs import inputs_of
+    from pytest_pallas.strategies import Arguments
+
     mode = True if backend == "interpret" else pltpu.InterpretParams()
-    started, examples, shapes = time.perf_counter(), 0, set[str]()
+    started, examples, shapes, inputs = time.perf_counter(), 0, set[str](), list[Any]()
     before = time.process_time()
 
     @hypothesis.settings(
@@ -104,11 +116,12 @@ def hand_written(seconds: float, backend: str, kernel: Any, reference: Any, stra
         nonlocal examples
         if time.perf_counter() - started > seconds:
             raise TimeIsOver
-        args, options, tuning = call
+        args, options, tuning, drawn = call
         with pltpu.force_tpu_interpret_mode(mode):
             actual = jax.block_until_ready(kernel(*args, **options, **tuning))
         examples += 1
-        shapes.add(shape_of(args, options, tuning))
+        inputs.append(inputs_of(drawn or Arguments(args, options, tuning)))
+        shapes.add(inputs[-1].signature)
         expected = reference(*args, **options)
         for got, wanted in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
             loose = got.dtype not in (np.float32, np.float64)
@@ -129,18 +142,19 @@ def hand_written(seconds: float, backend: str, kernel: Any, reference: Any, stra
     return {
         "examples": examples,
         "shapes": len(shapes),
+        "pairs": pairs_of(inputs),
         "seconds": time.perf_counter() - started,
         "processor": time.process_time() - before,
         "failed": failed,
     }
 
 
-def shape_of(*call: Any) -> str:
-    """What makes a call another shape: see "Distinct shapes" in docs/reference.md."""
-    from pytest_pallas.checks.inputs import inputs_of
-    from pytest_pallas.strategies import Arguments
+def pairs_of(inputs: Any) -> str:
+    """Pairs of choices that came together, of those that the spec's strategy has."""
+    from pytest_pallas.checks.inputs import to_json
 
-    return inputs_of(Arguments(*call)).signature
+    together, possible = to_json(inputs).get("pairs", (0, 0))
+    return f"{together}/{possible}" if possible else ""
 
 
 def drawn_by_hand(name: str) -> tuple[Any, Any, Any]:
@@ -169,7 +183,7 @@ def drawn_by_hand(name: str) -> tuple[Any, Any, Any]:
             for shape in shapes
         ]
         tuning = {"block_m": 16, "block_n": 128, "block_k": 128} if name == "matmul" else {}
-        return made, {}, tuning
+        return made, {}, tuning, None
 
     return spec.kernel, spec.reference, calls()
 
@@ -188,7 +202,7 @@ def drawn_by_spec(name: str) -> tuple[Any, Any, Any]:
 
     def taken_apart(drawn: Any) -> Any:
         call = as_arguments(drawn)
-        return jax.tree.map(jnp.asarray, call.args), call.options, call.tuning
+        return jax.tree.map(jnp.asarray, call.args), call.options, call.tuning, call
 
     return spec.kernel, spec.reference, spec.inputs.map(taken_apart)
 
@@ -210,6 +224,7 @@ def pytest_configure() -> None:
     run = SpecItem.runtest
     seen: dict[str, Any] = {"examples": 0, "shapes": 0, "failed": False}
     shapes = set[str]()
+    inputs = list[Any]()
     started = noted = before = 0.0
 
     def note(*, failed: bool = False) -> None:
@@ -232,7 +247,8 @@ def pytest_configure() -> None:
             raise
         finally:
             seen["examples"] += 1
-            shapes.update(each.signature for each in args[0].result.inputs[-1:])
+            inputs.extend(args[0].result.inputs[-1:])
+            shapes.update(call.signature for call in inputs[-1:])
             note()
 
     def running(item: SpecItem) -> None:
@@ -243,6 +259,12 @@ def pytest_configure() -> None:
             raise
 
     drawn.run_example, SpecItem.runtest = timed, running
+
+    def finish() -> None:
+        seen["pairs"] = pairs_of(inputs)
+        path.write_text(json.dumps(seen))
+
+    atexit.register(finish)
 
 
 def pytest_collection_modifyitems(items: list[Any]) -> None:
@@ -296,9 +318,10 @@ def theirs(how: str, name: str, backend: str, seconds: float) -> Any:
 
 
 def examples(seconds: float) -> None:
-    """Print examples and different shapes a minute of correct kernels, both ways, and ratios."""
+    """Print examples and shapes a minute of correct kernels, both ways, ratios, and pairs."""
     print("a minute of processor time; a ratio is ours by that of the test by hand", flush=True)
-    print(f"{'kernel':<16}{'':<46}{'examples':>10}{'ratio':>8}{'shapes':>10}{'ratio':>8}")
+    head = f"{'kernel':<16}{'':<46}{'examples':>10}{'ratio':>8}{'shapes':>10}{'ratio':>8}"
+    print(f"{head}{'pairs':>12}")
     for name, (module, _) in KERNELS.items():
         found = ours(
             ROOT,
@@ -311,7 +334,8 @@ def examples(seconds: float) -> None:
         )
         rates = [60 * found[word] / found["processor"] for word in ("examples", "shapes")]
         title = f"ours on {SIMULATOR}"
-        print(f"{name:<16}{title:<46}{rates[0]:>10.0f}{'':>8}{rates[1]:>10.0f}", flush=True)
+        rated = f"{rates[0]:>10.0f}{'':>8}{rates[1]:>10.0f}{'':>8}"
+        print(f"{name:<16}{title:<46}{rated}{found['pairs']:>12}", flush=True)
         for how, title in (("by-hand", "by hand"), ("by-spec", "by hand, drawn as the spec draws")):
             for backend in BACKENDS:
                 by_hand = theirs(how, name, backend, seconds)
@@ -319,7 +343,7 @@ def examples(seconds: float) -> None:
                 for rate, word in zip(rates, ("examples", "shapes"), strict=True):
                     other = 60 * by_hand[word] / by_hand["processor"]
                     words += f"{other:>10.1f}{rate / other if other else float('inf'):>8.1f}"
-                print(words, flush=True)
+                print(f"{words}{by_hand.get('pairs', ''):>12}", flush=True)
 
 
 def failures(seconds: float) -> None:

@@ -8,6 +8,7 @@ reports what is wrong with the kernels, whatever they returned. What is public:
 - ``pallas_sim.errors``, what it raises, and ``pallas_sim.findings``, what it reports;
 - ``pallas_sim.chips``, the chips it knows, and ``pallas_sim.tracing``, to trace for one of them;
 - ``pallas_sim.dtypes``, how JAX converts numbers;
+- ``pallas_sim.coverage``, what of a kernel has run;
 - ``pallas_sim.traces``, to read what JAX traced.
 
 All other modules may change in any version. Names are imported when they are first used: ``import

@@ -8,10 +8,11 @@ again goes the same way.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -25,6 +26,30 @@ class Choices:
     """
 
     seed: int = 0
+
+    #: Whether every order of what threads and copies do is to be had: see ``exploration``. Then
+    #: threads stop before each operation on a semaphore, and copies move by choice only.
+    explores: ClassVar[bool] = False
+
+    def next_task(self, ready: deque[Any]) -> Any:
+        """Take the task that goes on out of those that can; None if there is none."""
+        if len(ready) > 1:
+            # Rotate, do not shuffle: this takes one draw a turn, and keeps the order of the others.
+            ready.rotate(-self.among(len(ready)))
+        return ready.popleft() if ready else None
+
+    def look(self, thread: Any, kind: str, target: Any) -> None:
+        """Note an operation whose result depends on the order, and that no event records.
+
+        Args:
+          thread: who does it.
+          kind: ``"look"`` at the count of a semaphore, or ``"change"``, which reads memory and
+            writes it in one step.
+          target: the semaphore, or the name of the memory.
+        """
+
+    def finish(self) -> None:
+        """Note that all tasks have ended, and that what comes next comes after all they did."""
 
     @property
     def vary(self) -> bool:

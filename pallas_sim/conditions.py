@@ -69,7 +69,7 @@ def counting(low: float, high: float, source: Source) -> Interval:
 
 
 @dataclass(eq=False)
-class _Frame:
+class _CalledJaxpr:
     """A jaxpr where it is called.
 
     Attributes:
@@ -80,14 +80,14 @@ class _Frame:
 
     jaxpr: Any
     known: dict[Any, Interval] = field(default_factory=dict[Any, Interval])
-    bound: dict[Any, tuple[Any, _Frame]] = field(default_factory=dict[Any, Any])
+    bound: dict[Any, tuple[Any, _CalledJaxpr]] = field(default_factory=dict[Any, Any])
 
     @functools.cached_property
     def definitions(self) -> Mapping[Any, Any]:
         """The equation of each result."""
         return {var: eqn for eqn in self.jaxpr.eqns for var in eqn.outvars}
 
-    def bind(self, variables: Sequence[Any], atoms: Sequence[Any], outer: _Frame) -> None:
+    def bind(self, variables: Sequence[Any], atoms: Sequence[Any], outer: _CalledJaxpr) -> None:
         """Let inputs be operands of an equation outside."""
         self.bound.update((var, (atom, outer)) for var, atom in zip(variables, atoms, strict=False))
 
@@ -111,32 +111,32 @@ class KernelConditions:
           sizes: of the grid that the body sees, or of the axes of its mesh.
         """
         self.sizes = tuple(sizes)
-        self._frames: dict[int, list[_Frame]] = {}
+        self._frames: dict[int, list[_CalledJaxpr]] = {}
         self._values: dict[tuple[int, int], Interval] = {}
-        self._inner: dict[tuple[int, int], list[_Frame]] = {}
+        self._inner: dict[tuple[int, int], list[_CalledJaxpr]] = {}
         self._names = mesh_axes(kernel)
         for jaxpr in kernel.params.get("jaxprs") or (kernel.params["jaxpr"],):
             inner = open_jaxpr(jaxpr)[0]
-            frame = _Frame(inner)
+            frame = _CalledJaxpr(inner)
             frame.known.update(_inputs(kernel, inner))
             self._enter(frame, 0)
 
-    def _enter(self, frame: _Frame, depth: int) -> None:
+    def _enter(self, frame: _CalledJaxpr, depth: int) -> None:
         for eqn in frame.jaxpr.eqns:
             self._frames.setdefault(id(eqn), []).append(frame)
             if depth < 32 and not _JAXPRS.isdisjoint(eqn.params):
                 for inner in self._inside(eqn, frame):
                     self._enter(inner, depth + 1)
 
-    def _inside(self, eqn: Any, outer: _Frame) -> list[_Frame]:
+    def _inside(self, eqn: Any, outer: _CalledJaxpr) -> list[_CalledJaxpr]:
         """Return the frames of the jaxprs of an equation, made once."""
         key = (id(eqn), id(outer))
         if key not in self._inner:
             self._inner[key] = self._made(eqn, outer)
         return self._inner[key]
 
-    def _made(self, eqn: Any, outer: _Frame) -> list[_Frame]:
-        name, frames = eqn.primitive.name, [_Frame(jaxpr) for jaxpr in sub_jaxprs(eqn)]
+    def _made(self, eqn: Any, outer: _CalledJaxpr) -> list[_CalledJaxpr]:
+        name, frames = eqn.primitive.name, [_CalledJaxpr(jaxpr) for jaxpr in sub_jaxprs(eqn)]
         if name == "cond":
             for frame in frames:
                 frame.bind(frame.jaxpr.invars, eqn.invars[1:], outer)
@@ -144,7 +144,8 @@ class KernelConditions:
             self._bind_scan(eqn, frames[0], outer)
         elif name == "while":
             condition, body = (
-                _Frame(open_jaxpr(eqn.params[part])[0]) for part in ("cond_jaxpr", "body_jaxpr")
+                _CalledJaxpr(open_jaxpr(eqn.params[part])[0])
+                for part in ("cond_jaxpr", "body_jaxpr")
             )
             frames = [condition, body]
             self._bind_while(eqn, condition, body, outer)
@@ -154,7 +155,7 @@ class KernelConditions:
             frames[0].bind(frames[0].jaxpr.invars, eqn.invars, outer)
         return frames
 
-    def _bind_scan(self, eqn: Any, frame: _Frame, outer: _Frame) -> None:
+    def _bind_scan(self, eqn: Any, frame: _CalledJaxpr, outer: _CalledJaxpr) -> None:
         consts, carried, _ = scan_parts(eqn.params, len(eqn.invars))
         inputs, length = frame.jaxpr.invars, int(eqn.params["length"])
         frame.bind(inputs[:consts], eqn.invars[:consts], outer)
@@ -171,7 +172,9 @@ class KernelConditions:
             else:
                 frame.known[var] = replace(self.value(start, outer), **_CARRIED)
 
-    def _bind_while(self, eqn: Any, condition: _Frame, body: _Frame, outer: _Frame) -> None:
+    def _bind_while(
+        self, eqn: Any, condition: _CalledJaxpr, body: _CalledJaxpr, outer: _CalledJaxpr
+    ) -> None:
         first, second = eqn.params["cond_nconsts"], eqn.params["body_nconsts"]
         condition.bind(condition.jaxpr.invars, eqn.invars[:first], outer)
         body.bind(body.jaxpr.invars, eqn.invars[first : first + second], outer)
@@ -195,11 +198,11 @@ class KernelConditions:
     def _bound_of(
         self,
         eqn: Any,
-        condition: _Frame,
+        condition: _CalledJaxpr,
         tested: Sequence[Any],
         inside: Sequence[Any],
-        body: _Frame,
-        outer: _Frame,
+        body: _CalledJaxpr,
+        outer: _CalledJaxpr,
     ) -> float | None:
         """Return the largest value of the bound that the counter of a loop is compared with."""
         bounds = self._bounds(eqn, condition, tested, inside, body, outer)
@@ -208,11 +211,11 @@ class KernelConditions:
     def _bounds(
         self,
         eqn: Any,
-        condition: _Frame,
+        condition: _CalledJaxpr,
         tested: Sequence[Any],
         inside: Sequence[Any],
-        body: _Frame,
-        outer: _Frame,
+        body: _CalledJaxpr,
+        outer: _CalledJaxpr,
     ) -> tuple[Interval, Interval] | None:
         """Return the first value of the counter of a ``while``, and its bound, as of ``fori``."""
         test = condition.definitions.get(condition.jaxpr.outvars[0])
@@ -232,7 +235,7 @@ class KernelConditions:
             return self.value(starts[number], outer), self.value(starts[at], outer)
         return self.value(starts[number], outer), self.value(bound, condition)
 
-    def value(self, atom: Any, frame: _Frame) -> Interval:
+    def value(self, atom: Any, frame: _CalledJaxpr) -> Interval:
         """Return what is known of an operand in a frame."""
         if is_literal(atom):
             return _literal(atom.val)
@@ -243,7 +246,7 @@ class KernelConditions:
             value = self._values[key] = self._computed(atom, frame)
         return value
 
-    def _computed(self, atom: Any, frame: _Frame) -> Interval:
+    def _computed(self, atom: Any, frame: _CalledJaxpr) -> Interval:
         known = frame.known.get(atom)
         if known is not None:
             return known
@@ -252,7 +255,7 @@ class KernelConditions:
         eqn = frame.definitions.get(atom)
         return UNKNOWN if eqn is None else self._result(eqn, atom, frame)
 
-    def _result(self, eqn: Any, atom: Any, frame: _Frame) -> Interval:
+    def _result(self, eqn: Any, atom: Any, frame: _CalledJaxpr) -> Interval:
         name, params = eqn.primitive.name, eqn.params
         if name in ("program_id", "num_programs"):
             axis = params["axis"]
@@ -312,7 +315,7 @@ class KernelConditions:
             return UNKNOWN
         return self._everywhere(eqn, lambda frame: self._rounds(eqn, frame))
 
-    def _rounds(self, eqn: Any, frame: _Frame) -> Interval:
+    def _rounds(self, eqn: Any, frame: _CalledJaxpr) -> Interval:
         condition, body = self._inside(eqn, frame)
         first, second = eqn.params["cond_nconsts"], eqn.params["body_nconsts"]
         tested, inside = condition.jaxpr.invars[first:], body.jaxpr.invars[second:]
@@ -325,7 +328,7 @@ class KernelConditions:
         rounds = replace(_difference(end, start), sources=sources)
         return replace(rounds, low=max(rounds.low, 0), high=max(rounds.high, 0), counts=True)
 
-    def _everywhere(self, eqn: Any, value: Callable[[_Frame], Interval]) -> Interval:
+    def _everywhere(self, eqn: Any, value: Callable[[_CalledJaxpr], Interval]) -> Interval:
         """Return what is known of something wherever its jaxpr is called."""
         values = [value(frame) for frame in self._frames.get(id(eqn), ())[:8]]
         return functools.reduce(_either, values) if values else UNKNOWN
@@ -359,7 +362,7 @@ def _inputs(kernel: Any, jaxpr: Any) -> dict[Any, Interval]:
     return inputs
 
 
-def _is_next(frame: _Frame, var: Any, end: Any) -> bool:
+def _is_next(frame: _CalledJaxpr, var: Any, end: Any) -> bool:
     """Return whether a loop adds 1 to a value that it carries."""
     eqn = None if is_literal(end) else frame.definitions.get(end)
     if eqn is None or eqn.primitive.name != "add":

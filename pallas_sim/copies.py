@@ -83,12 +83,14 @@ def wait(
     machine = thread.machine
     timeline = machine.timeline
     _advance_some(machine)
+    machine.scheduler.stop()
+    moves_by_choice = machine.choices.explores and machine.scheduler.current is not None
     span = timeline and timeline.wait(thread.owner, thread.program, semaphore, value, line)
     # Copies advance only as far as this wait needs, which is as late as a chip can be: so a kernel
     # that reads the target of a copy too early sees its old contents.
     while semaphore.count < value:
         coming = [copy for copy in semaphore.coming if copy.movable]
-        if coming:
+        if coming and not moves_by_choice:
             advance(machine, coming[machine.choices.among(len(coming))])
         else:
             _block(thread, semaphore, value, line)

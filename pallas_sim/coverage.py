@@ -66,6 +66,7 @@ class Reached:
       needs: of ways that were not gone, what must hold of one thing: ``{"true": (("program_id", 2),
         ">=", 4)}`` needs a grid of five steps along axis 2. Nothing of a way that depends on
         several things, or not plainly on one. A ring needs more than ``slots`` uses.
+      why: of ways that were not gone, why the examples that were made for them did not go them.
       slots: of a ring, the number of slots; else 0.
       used: of a ring, the largest number of uses of its slots together in one run of the kernel.
     """
@@ -77,6 +78,7 @@ class Reached:
     condition: str = ""
     depends: tuple[tuple[str, int], ...] = ()
     needs: Mapping[str, Need] = field(default_factory=dict[str, Need])
+    why: Mapping[str, str] = field(default_factory=dict[str, str])
     slots: int = 0
     used: int = 0
 
@@ -115,6 +117,7 @@ def _both(one: Reached, other: Reached) -> Reached:
         needs={
             way: need for way, need in {**one.needs, **other.needs}.items() if not counts.get(way)
         },
+        why={way: text for way, text in {**one.why, **other.why}.items() if not counts.get(way)},
         slots=max(one.slots, other.slots),
         used=max(one.used, other.used),
     )

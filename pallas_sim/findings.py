@@ -83,6 +83,13 @@ def read(text: str) -> SourceLine | None:
     return SourceLine(file, int(line)) if file and number else None
 
 
+def line_in_file(text: str) -> SourceLine | None:
+    """Return the line that ``file:line`` names; None of code that no file has, and other text."""
+    line, generated = read(text), _GENERATED.fullmatch(text)
+    called_there = generated is not None and line == read(generated["caller"])
+    return None if called_there else line
+
+
 def short(text: str) -> str:
     """Return ``file:line`` without the folders of the file; any other text as it is."""
     line = read(text)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -164,7 +164,7 @@ class Ref:
       reached: the threads on other devices or cores that have reached it, with the line.
       blocks: of a window of ``emit_pipeline``: what it has been used for; None of other memory.
       uses: of memory and semaphores of a kernel's own: how often copies used each slot of the first
-        axis, and each way; None of other memory.
+        axis, and each way; ``"line"`` is that of the user who made it. None of other memory.
     """
 
     data: np.ndarray[Any, Any]
@@ -190,6 +190,13 @@ class Ref:
 
     def __repr__(self) -> str:
         return f"Ref({self.name or '?'}: {self.dtype}{list(self.shape)} in {self.space or '?'})"
+
+
+def locate(refs: Iterable[Ref], line: str) -> None:
+    """Note the line that made memory, for copies of JAX's that have none."""
+    for ref in refs:
+        if ref.uses is not None:
+            ref.uses.setdefault("line", line)
 
 
 # Indices of an equation as numpy has them, and which of them are beyond an edge.

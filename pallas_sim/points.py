@@ -19,11 +19,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from pallas_sim.compat.jaxprs import is_literal
-from pallas_sim.compat.source import Spot, call_of_user
+from pallas_sim.compat.source import Spot, call_of_user, move_of_block
 from pallas_sim.conditions import Interval, KernelConditions, line_test, opposite
 from pallas_sim.coverage import Kind, Need, Point, Reached
 from pallas_sim.registry import Equation
-from pallas_sim.transforms import AxisSlice, Indexed, Operand, RefPart
+from pallas_sim.transforms import AxisSlice, Indexed, Operand, RefPart, Untiled
 
 _BRANCH = ("false", "true")
 _LOOP = ("none", "one", "several")
@@ -157,6 +157,7 @@ class SlotSite:
       slot: the index along its first axis: a number, or an operand.
       slots: the length of that axis.
       fills: whether the copy writes there.
+      in_pipeline: whether a pipeline of JAX's copies, whose buffers take turns.
     """
 
     equation: Any
@@ -165,6 +166,7 @@ class SlotSite:
     slot: Any
     slots: int
     fills: bool
+    in_pipeline: bool
 
     @property
     def of_operand(self) -> bool:
@@ -190,7 +192,7 @@ class CopySlots:
 def copy_slots(
     eqn: Equation, source: RefPart, target: RefPart, semaphore: RefPart | None
 ) -> CopySlots | None:
-    """Return the slots that a copy names; None if it names none, or JAX starts it.
+    """Return the slots that a copy names, also of a pipeline of JAX's; None if it names none.
 
     Args:
       eqn: of the copy.
@@ -203,13 +205,14 @@ def copy_slots(
     of_semaphore = semaphore and _slot_site(eqn, semaphore, fills=True)
     if not buffers and of_semaphore is None:
         return None
-    if not is_of_user(eqn):
+    if call_of_user(eqn.origin) is None and move_of_block(eqn.origin) is None:
         return None
     return CopySlots((source.position, target.position), buffers, of_semaphore)
 
 
 def _slot_site(eqn: Equation, part: RefPart, *, fills: bool) -> SlotSite | None:
-    first = part.window[0] if part.window else None
+    window = [step for step in part.window if not isinstance(step, Untiled)]
+    first = window[0] if window else None
     if not isinstance(first, Indexed) or not first.indices or first.shape[0] < 2:
         return None
     index = first.indices[0]
@@ -222,7 +225,8 @@ def _slot_site(eqn: Equation, part: RefPart, *, fills: bool) -> SlotSite | None:
         index = int(atom.val) if is_literal(atom) else index
     elif not isinstance(index, int):
         return None
-    return SlotSite(eqn.origin, eqn.line, part.position, index, first.shape[0], fills)
+    in_pipeline = move_of_block(eqn.origin) is not None
+    return SlotSite(eqn.origin, eqn.line, part.position, index, first.shape[0], fills, in_pipeline)
 
 
 class _Launch(NamedTuple):
@@ -328,7 +332,9 @@ class Coverage:
             slot = int(operands[site.slot.position] if site.of_operand else site.slot)
             ring = self._rings.get((ref.name, kernel))
             if ring is None:
-                ring = self._rings[ref.name, kernel] = _Ring(site.line, site.slots)
+                ring = self._rings[ref.name, kernel] = _Ring(
+                    site.line or str(uses.get("line", "")), site.slots
+                )
             key, opened = (site.fills, slot), (site.fills, slot, "open")
             if not uses.get(opened):
                 uses[key] = count = uses.get(key, 0) + 1
@@ -479,13 +485,13 @@ def _conditions_of(launch: _Launch) -> KernelConditions:
 def _takes_turns(ring: _Ring, launches: Sequence[_Launch]) -> bool:
     """Return whether slots take turns, of which none was used again.
 
-    They do if the index goes round. If the trace has the index as a number, they do unless each
-    slot has something of its own: all of them are used, each by another line or for something else,
-    or by other devices.
+    They do in a pipeline of JAX's, and if the index goes round. If the trace has the index as a
+    number, they do unless each slot has something of its own: all of them are used, each by another
+    line or for something else, or by other devices.
     """
     dynamic = {site for site, *_ in ring.sites if site.of_operand}
     if dynamic:
-        return any(_goes_round(site, launches) for site in dynamic)
+        return any(site.in_pipeline or _goes_round(site, launches) for site in dynamic)
     slots = set[int]().union(*ring.sites.values())
     if ring.remote:
         return False

@@ -101,6 +101,7 @@ class Scheduler:
             try:
                 with collecting_later():
                     self._loop(tasks)
+                self.choices.finish()
             finally:
                 self._end()
         elif parent is not None:
@@ -134,13 +135,22 @@ class Scheduler:
 
     def pause(self) -> None:
         """Let another task go on at random; never in the plain order."""
-        if self.ready and self.choices.chance(_PREEMPTED):
+        if self.choices.explores:
+            self.stop()
+        elif self.ready and self.choices.chance(_PREEMPTED):
             self.give_way()
+
+    def stop(self) -> None:
+        """Let whatever can happen come first, copies too; only where every order is explored."""
+        task = self.current
+        if task is not None and self.choices.explores:
+            self.ready.append(task)
+            self.root.switch()
 
     def give_way(self) -> None:
         """Let all others that are ready go on first."""
         task = self.current
-        if task is not None and self.ready:
+        if task is not None and (self.ready or self.choices.explores):
             self.ready.append(task)
             self.root.switch()
 
@@ -170,17 +180,16 @@ class Scheduler:
         while not all(task.done for task in tasks):
             # On a GPU, a block may still be able to begin, or a program to look at memory again. If
             # that wakes nobody either, the blocked tasks wait forever.
-            if not self.ready and not any(wakes() for wakes in self.idle):
+            task = self.choices.next_task(self.ready)
+            if task is None and any(wakes() for wakes in self.idle):
+                continue
+            if task is None:
                 blocked = [task for task in self.tasks.values() if task.blocked is not None]
                 waits = tuple(task.blocked() for task in blocked if task.blocked is not None)
                 # A deadlock names these, too: they may have ended without a signal they owed.
                 ended = [task.thread for task in tasks if task.done]
                 ended += [thread for task in self.tasks.values() for thread in task.ended]
                 raise self.deadlock(blocked[0].thread, waits, ended)
-            # Rotate, do not shuffle: this takes one draw a turn, and keeps the order of the others.
-            if len(self.ready) > 1:
-                self.ready.rotate(-self.choices.among(len(self.ready)))
-            task = self.ready.popleft()
             task.green.switch()
             if task.error is not None:
                 raise task.error

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from pallas_sim import rules as rules  # which registers them
-from pallas_sim.chips import DEFAULT_TARGETS, TARGETS, accumulations
+from pallas_sim.chips import DEFAULT_TARGETS, TARGETS, Target, accumulations
 from pallas_sim.compat.grids import platform_of
 from pallas_sim.compat.jaxprs import KERNEL_PRIMITIVES
 from pallas_sim.copies import release
@@ -357,18 +357,13 @@ def simulate(
       Exception: what the function itself raises while it is traced.
     """
     set_platforms()
-    call = _Call.of(fn, args, options)
+    call = SimulatedCall.of(fn, args, options)
     named = bool(target)
-    target = target if machine is None else machine.target
-    if not target:
-        target = call.trace_for_default() if jit else DEFAULT_TARGETS["tpu"]
-    chip = TARGETS.get(target)
-    if chip is None:
-        raise OptionError(f"unknown target {target!r}; valid: {', '.join(TARGETS)}")
+    chip = call.chip(target if machine is None else machine.target, jit=jit)
     if machine is None:
         limits = limits or Limits()
         machine = Machine(
-            target=target,
+            target=chip.name,
             seed=seed,
             cores=chip.cores,
             limits=limits,
@@ -417,7 +412,7 @@ def _listed(names: str | Sequence[str]) -> tuple[str, ...]:
 
 
 @dataclass(eq=False)
-class _Call:
+class SimulatedCall:
     """A call of a function, as one of arrays.
 
     Attributes:
@@ -433,7 +428,9 @@ class _Call:
     traced: tuple[Any, Any] = (None, None)
 
     @classmethod
-    def of(cls, fn: Callable[..., Any], args: Sequence[Any], options: Mapping[str, Any]) -> _Call:
+    def of(
+        cls, fn: Callable[..., Any], args: Sequence[Any], options: Mapping[str, Any]
+    ) -> SimulatedCall:
         """Return the call ``fn(*args, **options)``."""
         import jax
 
@@ -447,6 +444,17 @@ class _Call:
             return fn(*jax.tree.unflatten(tree, filled), **options)
 
         return cls(of_arrays, [leaves[position] for position in where])
+
+    def chip(self, target: str, *, jit: bool = True) -> Target:
+        """Return the chip of a name; without one, that which its kernels are for.
+
+        Raises:
+          OptionError: there is none of that name.
+        """
+        target = target or (self.trace_for_default() if jit else DEFAULT_TARGETS["tpu"])
+        if target not in TARGETS:
+            raise OptionError(f"unknown target {target!r}; valid: {', '.join(TARGETS)}")
+        return TARGETS[target]
 
     def trace(self, target: str) -> None:
         """Trace the function for a chip, unless that was done."""

@@ -1,4 +1,4 @@
-"""Limits on memory: of one draw (``--pallas-max-bytes``), of this process, and of caches.
+"""Limits: on what the examples of a check cost; on memory of draws, of this process, of caches.
 
 Strategies are made when a module is imported, before there is a session. So they read the limit
 here when they draw, and the plugin sets it for the time of a session.
@@ -12,6 +12,7 @@ from collections import OrderedDict
 from collections.abc import Generator, Hashable, Iterator
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from pytest_pallas.errors import DrawTooLargeError
@@ -25,6 +26,14 @@ DEFAULT_MAX_BYTES = 64 * 2**20
 #: arrays in float64. Measured at the peaks of ``forward`` on tpu-sim and interpret, JAX 0.12.0.1:
 #: 36 to 46 bytes of float32 and bfloat16, 12.4 of int8.
 FLOAT_BYTES, COPIES = 36, 10
+
+#: What it costs to draw, trace and judge an example, in equations that the simulator evaluates, and
+#: the number of elements of its arguments that cost one more for each run. An equation takes about
+#: 10 microseconds.
+EXAMPLE_COST, ELEMENTS_PER_EQUATION = 1000, 100
+
+#: The cost of an ordinary example, likewise.
+ORDINARY_COST = 3000
 
 _UNITS = {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 
@@ -58,6 +67,59 @@ def check_bytes(what: str, number: int) -> None:
             f"{what} of {bytes_text(number)} does not fit within --pallas-max-bytes="
             f"{option_text(max_bytes())}; draw a smaller one, or raise the option"
         )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExampleBudget:
+    """How many examples a check runs: more of cheap ones, fewer of expensive ones.
+
+    Costs are counted in equations that the simulator evaluates, and never timed: every machine runs
+    the same examples, whatever ran before in the same process.
+
+    ``goes_on`` says whether another one of the usual examples runs. For further examples, which are
+    not among those, ask ``affords(cost)`` before each: it is about how much is left alone.
+
+    Attributes:
+      count: the number of examples of ordinary cost that a check runs.
+      least: so many run, whatever they cost.
+      most: no more run, however cheap they are.
+      varies: whether some are variants of others with the same shapes, as where those are compiled.
+      costs: of the examples that ran; ``run_example`` adds to it.
+    """
+
+    count: int
+    least: int
+    most: int
+    varies: bool = False
+    costs: list[int] = field(default_factory=list[int])
+
+    @classmethod
+    def fixed(cls, count: int, *, varies: bool = False) -> ExampleBudget:
+        """Return the budget of exactly ``count`` examples."""
+        return cls(count=count, least=count, most=count, varies=varies)
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether a check runs another one of its usual examples."""
+        ran = len(self.costs)
+        return ran < self.least or (ran < self.most and self.affords())
+
+    @property
+    def ended(self) -> bool:
+        """Whether the cost of the examples left some of them out."""
+        return 0 < len(self.costs) < self.count and not self.affords()
+
+    def __str__(self) -> str:
+        ran = len(self.costs)
+        return (
+            f"stopped after {ran} of {self.count} examples, which cost "
+            f"{sum(self.costs) // max(1, ran):,} equations each (an ordinary one "
+            f"{ORDINARY_COST:,}); give --pallas-max-examples for a fixed number"
+        )
+
+    def affords(self, cost: int = 1) -> bool:
+        """Return whether an example of this cost may run besides those that ran."""
+        return sum(self.costs) + cost <= self.count * ORDINARY_COST
 
 
 class LastUsed[Value]:

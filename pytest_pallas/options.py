@@ -142,6 +142,10 @@ def amount(unit: str, *, zero: bool = False) -> Callable[[str], float]:
     return _number(float, accepts, f"a number of {unit} {least}")
 
 
+#: Parses the percentage that a run must reach.
+percentage = _number(float, lambda number: 0 <= number <= 100, "a percentage from 0 to 100")
+
+
 def _bytes(text: str) -> int | None:
     from pytest_pallas.budget import parse_bytes
 
@@ -313,9 +317,9 @@ def _option(default: Any, parse: Callable[[str], Any], metavar: str, text: str, 
 
 #: Defaults of each profile. On simulators a new shape costs milliseconds.
 PROFILES: Mapping[str, Mapping[str, Any]] = {
-    "quick": {"max_examples": 2, "simulated_examples": 10},
+    "quick": {"max_examples": 2, "simulated_examples": 10, "growth": 20_000},
     "ci": {"simulated_examples": 16},
-    "thorough": {"max_examples": 128, "backend": ("auto", "interpreters")},
+    "thorough": {"max_examples": 128, "backend": ("auto", "interpreters"), "growth": 1_000_000},
 }
 
 
@@ -343,10 +347,15 @@ class Options:
     profile: str = _option("ci", one_of(*PROFILES), "NAME",
         "number of examples for each check, unless --pallas-max-examples gives it: quick (2), ci "
         "(8, the default) or thorough (128); on simulators quick draws 10 and ci 16, half as many "
-        "on meshes")
+        "on meshes, more of cheap examples and fewer of expensive ones")
     max_examples: int = _option(8, whole(1), "N",
         "number of examples for each check of a spec (default: 8, on simulators 16, on meshes 8; "
         "expensive checks draw fewer)", marked=True)
+    growth: int = _option(100_000, whole(0), "STEPS",
+        "steps of a simulator for further examples of a spec, larger and smaller ones, while a "
+        "branch, a loop or a ring of buffers of its kernel has not run (default: 100000, with "
+        "--pallas-profile=quick 20000, thorough 1000000; 0: none. None either where the number of "
+        "examples is given)", marked=True)
     # The default is ``budget.DEFAULT_MAX_BYTES``.
     max_bytes: int = _option(64 * 2**20, size, "BYTES",
         "limit on the total size of the arrays of one example, such as 1GiB (default: 64MiB); a "
@@ -396,6 +405,11 @@ class Options:
         "write only the failures to this file, without pictures and empty fields")
     html: Path | None = _option(None, path, "FILE.html",
         "write a self-contained HTML report (pip install 'pytest-pallas[report]')")
+    coverage: Path | None = _option(None, path, "FILE",
+        "write what of the kernels ran on simulators to this file, as LCOV: conditions with both "
+        "sides, loops, slots of buffers that are used again, masks")
+    coverage_min: float = _option(0.0, percentage, "PERCENT",
+        "fail the run if less than this percentage of what the kernels can do ran on simulators")
     trace: Path | None = _option(None, path, "FILE.json",
         "write a timeline of one simulated run, for https://ui.perfetto.dev or chrome://tracing: "
         "the failing example of the last failed test; without failures, the last example of the "
@@ -409,7 +423,7 @@ class Options:
         "allows; skip compiles for TPUs in less time and reports no costs (default: off)")
     cost_file: Path = _option(Path("pallas_costs.json"), path, "FILE.json",
         "the file of --pallas-cost, relative to pytest's root folder (default: pallas_costs.json)")
-    cost_limit: float = _option(5.0, amount("percent", zero=True), "PERCENT",
+    cost_limit: float = _option(5.0, percentage, "PERCENT",
         "allowed growth of a kernel's cost in percent (default: 5)")
     golden: str = _option("off", one_of("off", "record", "update", "replay"), "WHAT",
         "record the outputs of kernels, for a comparison on another machine; update also replaces "
@@ -447,7 +461,7 @@ class Options:
         "kernel (default: off; without N: all)", bare="all")
     mutate_time: float = _option(0.0, amount("seconds", zero=True), "SECONDS",
         "time limit in seconds for mutation testing; the kernels share the time equally")
-    mutate_min: float = _option(0.0, amount("percent", zero=True), "SCORE",
+    mutate_min: float = _option(0.0, percentage, "SCORE",
         "fail the run if the checks kill less than this percentage of the mutants")
     mutate_operators: tuple[str, ...] = _option(("all",), listed, "LIST",
         "mutation operators to use, such as mask,guard (default: all); docs/mutation.md lists "
@@ -465,7 +479,7 @@ class Options:
     @property
     def writes(self) -> Sequence[str]:
         """The options that name a file which is written at the end of the session."""
-        return [name for name in ("results", "failures", "html") if getattr(self, name)]
+        return [name for name in ("results", "failures", "html", "coverage") if getattr(self, name)]
 
     def examples_on(self, kind: str, devices: int = 1) -> int:
         """Return the number of examples for each check on a kind of backend.
@@ -478,6 +492,12 @@ class Options:
         if kind != "simulating" or "max_examples" in self.explicit:
             return self.max_examples
         return max(self.max_examples, self.simulated_examples // (1 if devices == 1 else 2))
+
+    @property
+    def growth_steps(self) -> int:
+        """Steps of a simulator for further examples: none where the number of examples is given."""
+        exactly = "max_examples" in self.explicit and "growth" not in self.explicit
+        return 0 if exactly else self.growth
 
     def replaced(self, *, where: str = "mark pallas", **values: Any) -> Options:
         """Return these options with the values of a mark.

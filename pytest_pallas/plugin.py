@@ -44,7 +44,7 @@ __all__ = [
 _ANNOUNCED = "PYTEST_PALLAS_WORKER_DEVICES"
 
 _MARKS = (
-    "pallas(backends=..., targets=..., reason=..., max_examples=N, seed=N, checks=..., "
+    "pallas(backends=..., targets=..., reason=..., max_examples=N, growth=N, seed=N, checks=..., "
     "sanitize=..., arithmetic=..., read_fences=..., timeout=SECONDS, isolate=..., "
     "shrink_time=SECONDS, missing=...): run this test on these backends or chips, instead of those "
     "of the command line; the other arguments set the option of the same name for this test",

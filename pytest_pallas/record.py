@@ -7,8 +7,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, NamedTuple, NotRequired, TypedDict, get_args
 
+from pallas_sim.coverage import Reached, merged
 from pallas_sim.errors import Explanation, PallasError, explanation_of
 from pallas_sim.findings import Finding, Text
+from pytest_pallas.coverage import PlainReached, reached_from_json
 from pytest_pallas.decoding import (
     Accepts,
     Checked,
@@ -146,6 +148,7 @@ _ExplanationOrNone = Annotated[Mapping[str, Any], Checked(lambda: Explanation | 
 _PlainFinding = Annotated[Mapping[str, Any], Checked(lambda: Finding)]
 _PlainVerdict = Annotated[Mapping[str, Any], Checked(lambda: MutantVerdict)]
 _PlainInputs = Annotated[Mapping[str, Any], Checked(lambda: PlainInputs | _Empty)]
+_PlainReached = Annotated[Mapping[str, Any], Checked(lambda: PlainReached)]
 _PlainPictures = Annotated[Mapping[str, Any], Checked(lambda: _Pictures)]
 PlainCompiled = Annotated[
     Mapping[str, Any], Checked(lambda: _compiler().CompileReport, lambda r: _compiler().to_json(r))
@@ -354,6 +357,8 @@ class Record:
         arguments, the blocks of a grid, the source code around findings. Empty otherwise.
       hosts: the processes that ran the test together, by number; empty outside of a program of
         several processes.
+      coverage: what of the kernel ran on simulators, by point, from ``coverage.reached_to_json``.
+      unreached: reasons why a part of it need not run, as in ``KernelSpec.unreached``.
     """
 
     test: str
@@ -392,6 +397,8 @@ class Record:
     pictures: _PlainPictures = dataclasses.field(default_factory=dict[str, Any])
     mutants: tuple[_PlainVerdict, ...] = ()
     hosts: tuple[Host, ...] = ()
+    coverage: tuple[_PlainReached, ...] = ()
+    unreached: Mapping[str, Text] = dataclasses.field(default_factory=dict[str, str])
 
 
 #: What became of a mutant. ``killed``: a check failed. ``survived``: none did. ``equivalent``: it
@@ -489,6 +496,15 @@ def from_json(plain: Mapping[str, Any]) -> Record:
       DataError: it is none.
     """
     return decode(Record, plain)
+
+
+def reached_by(records: Iterable[Record]) -> tuple[Reached, ...]:
+    """Return what the kernels of some records reached together.
+
+    Raises:
+      DataError: a record has something else.
+    """
+    return merged(map(reached_from_json, record.coverage) for record in records)
 
 
 #: Limit on the findings in the record of a failure.

@@ -480,11 +480,16 @@ class Marks:
       xfail: expected failures by backend label (``"interpret"``, ``"tpu-interpret:v5e"``); those
         of a simulator hold on its hardware, too (see ``ExpectedFailure.hardware``).
       equivalent: mutants that compute the same.
+      unreached: what of the kernel need not run on a simulator, each with the reason. A key is a
+        condition as the source has it, a line (``"kernel.py:46"``, with as much of the path as one
+        likes), the name of a reference or of a kernel; perhaps with a way: ``"step >= 6 true"``. No
+        examples grow for it.
     """
 
     tolerance: AnyTolerance | Mapping[str, AnyTolerance] | None = None
     xfail: Mapping[str, ExpectedFailure] = field(default_factory=dict[str, ExpectedFailure])
     equivalent: Sequence[EquivalentMutant] = ()
+    unreached: Mapping[str, str] = field(default_factory=dict[str, str])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -624,6 +629,16 @@ def _problems(spec: KernelSpec) -> list[str]:
             not spec.meshes and not hasattr(spec.inputs, "example")
         ),
     }
+    unreached: Any = spec.unreached
+    if not isinstance(unreached, Mapping):
+        unreached = {}
+        wrong[f"unreached must map a line or a name to a reason, not {spec.unreached!r}"] = True
+    for key, reason in unreached.items():
+        texts = isinstance(key, str) and isinstance(reason, str)
+        wrong[
+            "unreached must map a condition, line or name, such as 'k.py:46' or 'step >= 6 true', "
+            f"to the reason why it need not run, not {key!r} to {reason!r}"
+        ] = not (texts and key.strip() and reason.strip())
     in_meshes = problem_with_meshes(spec.meshes)
     problems = [problem for problem, applies in wrong.items() if applies]
     return problems if in_meshes is None else [in_meshes, *problems]

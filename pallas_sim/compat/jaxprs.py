@@ -32,12 +32,16 @@ KERNEL_PRIMITIVES = frozenset({"pallas_call", "core_map", "mpmd_map"})
 FOREIGN_PRIMITIVES = frozenset({"triton_kernel_call"})
 
 
+#: Types of most parameters of equations, which have no jaxpr inside.
+_PLAIN = frozenset({type(None), bool, int, float, str})
+
+
 def sub_jaxprs(eqn: Any) -> Iterator[Any]:
     """Yield the open jaxprs inside the parameters of an equation.
 
     ``jax.core`` exports no such walk.
     """
-    stack = list(eqn.params.values())
+    stack = [value for value in eqn.params.values() if type(value) not in _PLAIN]
     while stack:
         value = stack.pop()
         if hasattr(value, "eqns"):

@@ -33,7 +33,7 @@ from pallas_sim.findings import Finding, Wait
 from pallas_sim.gpu.tensor_cores import require_accumulator
 from pallas_sim.gpu.tensor_memory import TensorMemory, made_by, tensor_memory
 from pallas_sim.gpu.threads import Barrier, GpuLaunch, GpuThread, ThreadBlock
-from pallas_sim.memory import AllocationKey, Ref
+from pallas_sim.memory import AllocationKey, Ref, locate
 from pallas_sim.registry import Equation
 from pallas_sim.windows import tiled
 
@@ -125,6 +125,7 @@ def run_scope(
     if first and turn == 1:
         _reserve(thread, scope)
     refs = [_made(thread, item, first=first) for item in scope.items]
+    locate(refs, thread.around)
     results = work(refs)
     report_windows(thread, refs)
     thread.top, thread.around, thread.accumulators = before, around, held

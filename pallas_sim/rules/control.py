@@ -19,7 +19,7 @@ from pallas_sim.errors import SimulationError
 from pallas_sim.evaluation import CALLS, Program, called, prepare, prepare_lifted, run
 from pallas_sim.generators import raw_value, value_of
 from pallas_sim.machine import Thread
-from pallas_sim.memory import KeyArray, Ref, to_jax
+from pallas_sim.memory import KeyArray, Ref, locate, to_jax
 from pallas_sim.points import Site, branch_site, loop_site
 from pallas_sim.registry import Equation, Evaluate, rule
 
@@ -145,6 +145,7 @@ def _run_scoped(eqn: Equation) -> Evaluate:
             allocate(thread, aval, name, id(eqn), number)
             for number, (aval, name) in enumerate(memory)
         ]
+        locate(refs, eqn.line)
         results = run(program, thread, (*captured, *refs))
         free(thread, refs, eqn.line)
         return results

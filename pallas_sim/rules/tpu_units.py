@@ -536,6 +536,7 @@ def _fetch_and_add(eqn: Equation) -> Evaluate:
                 record_access(thread, element, "add", ref.name, line)
 
         thread.machine.scheduler.pause()
+        thread.machine.choices.look(thread, "change", ref.name)
         if subcore == me:
             add(ref)
         else:

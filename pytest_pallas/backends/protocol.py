@@ -15,6 +15,7 @@ from types import MappingProxyType
 from typing import Any, Literal, Protocol, runtime_checkable
 
 from pallas_sim.chips import DEFAULT_TARGETS, TARGETS, Target
+from pallas_sim.coverage import Reached
 from pallas_sim.findings import Finding
 from pytest_pallas.record import Note
 
@@ -255,6 +256,7 @@ class Outcome:
       idle: what the simulator knows of kernels that had no programs: name, line and grid.
       coverage: which ways the kernels went on the simulator, and did not go
         (``pallas_sim.coverage.Reached``).
+      steps: the number of equations that the simulator evaluated; 0 on other backends.
     """
 
     values: Any = None
@@ -268,7 +270,8 @@ class Outcome:
     notes: tuple[Note | str, ...] = ()
     unverified: tuple[str, ...] = ()
     idle: tuple[tuple[str, str, tuple[int, ...]], ...] = ()
-    coverage: tuple[Any, ...] = ()
+    coverage: tuple[Reached, ...] = ()
+    steps: int = 0
 
     @property
     def nbytes(self) -> int:

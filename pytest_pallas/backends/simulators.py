@@ -273,6 +273,7 @@ def _evaluated(
         unverified=tuple(machine.notes),
         idle=tuple((name, line, grid) for (name, line), grid in machine.idle.items()),
         coverage=machine.coverage.reached(),
+        steps=machine.steps,
     )
 
 

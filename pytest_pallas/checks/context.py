@@ -15,6 +15,7 @@ import numpy as np
 
 from pallas_sim.chips import ACCUMULATIONS, accumulations
 from pallas_sim.chips import arithmetic_of as arithmetic_of_chip
+from pallas_sim.coverage import Reached
 from pallas_sim.dtypes import is_float, same_bits, wide
 from pallas_sim.errors import Fact, KernelError, PallasError, first_line
 from pytest_pallas.backends.ending import raised_words
@@ -98,7 +99,9 @@ class CheckContext(Properties):
       costs: limits on the costs of code on compiling backends; None without limits.
       claimed: the backends that the spec claims, as in ``KernelSpec.claimed``.
       explained: whether the error of a failure has an explanation; without, it has only a headline.
-      run_seconds: ``run`` adds the seconds of each run of the kernel.
+      run_seconds: the seconds of each run of the kernel; see ``count_run``.
+      run_steps: the equations of each, likewise.
+      coverage: ``run`` adds what of the kernel ran, whatever becomes of the check.
     """
 
     kernel: Callable[..., Any]
@@ -117,6 +120,10 @@ class CheckContext(Properties):
     claimed: Sequence[str] = ()
     explained: bool = True
     run_seconds: list[float] = field(default_factory=list[float], repr=False, compare=False)
+    run_steps: list[int] = field(default_factory=list[int], repr=False, compare=False)
+    coverage: list[tuple[Reached, ...]] = field(
+        default_factory=list[tuple[Reached, ...]], repr=False, compare=False
+    )
 
 
 @dataclass(frozen=True)
@@ -205,9 +212,16 @@ def run(
         made = made.with_settings(races=False, dma=False)
     made = replace(made, fill=fill, needs_kernel=needs_kernel, **rest)
     outcome = context.backend.run(made)
-    context.run_seconds.append(outcome.seconds)
+    count_run(context, outcome)
     raise_error(context, outcome, made.schedule)
     return outcome if shards else gathered(outcome, context.settings.timeout)
+
+
+def count_run(context: CheckContext, outcome: Outcome) -> None:
+    """Count a run of the kernel, also one that a cache had, and what of the kernel ran."""
+    context.run_seconds.append(outcome.seconds)
+    context.run_steps.append(outcome.steps)
+    context.coverage.append(outcome.coverage)
 
 
 def raise_error(context: CheckContext, outcome: Outcome, schedule: Schedule) -> None:

@@ -171,6 +171,7 @@ def _context_of(context: CheckContext, other: ComparisonPeer) -> CheckContext:
         taken = accepted(other.function, arguments.tuning)
         tuning = {name: arguments.tuning[name] for name in taken}
         arguments = replace(arguments, tuning=tuning)
+        context = replace(context, coverage=[])  # it is another kernel, if it is one
     return replace(context, kernel=other.function, backend=other.backend, arguments=arguments)
 
 

@@ -219,6 +219,7 @@ def oracle_strength(context: CheckContext) -> CheckResult:
                 ),
                 tolerance=context.tolerance,
                 exact=exact,
+                explained=False,
             )
             attempts.append(Attempt(kind, path or "the output", not judged.passed, change))
     effects = expected.effects()
@@ -269,7 +270,7 @@ def _shared_operands(eqn: Any) -> Iterator[Any]:
 
 def _change(wrong: Any, answer: Any, tolerance: Tolerance) -> str:
     """Return the largest change of an element in words, or "" where it is none."""
-    compared = bitwise(wrong, answer)
+    compared = bitwise(wrong, answer, explained=False)
     if compared.wrong <= int(tolerance.fraction * answer.size):
         return ""
     if is_exact(answer.dtype):

@@ -13,7 +13,7 @@ from pytest_pallas.backends.execution import brief
 from pytest_pallas.backends.protocol import Outcome
 from pytest_pallas.backends.tracing import signature
 from pytest_pallas.checks.check import declare_check
-from pytest_pallas.checks.context import CheckContext, CheckResult, call
+from pytest_pallas.checks.context import CheckContext, CheckResult, call, count_run
 from pytest_pallas.draw.arguments import Arguments
 from pytest_pallas.errors import MismatchError, NotApplicableError, SpecError
 from pytest_pallas.spec import KernelSpec, Raises
@@ -53,7 +53,7 @@ def raises(context: CheckContext) -> CheckResult:
         made = call(other, context.kernel, rejected.args)
         # The kernel need not get as far as its pallas_call.
         outcome = context.backend.run(dataclasses.replace(made, needs_kernel=False))
-        context.run_seconds.append(outcome.seconds)
+        count_run(context, outcome)
         if outcome.error is None or not rejection.accepts(outcome.error):
             text = f"{name}: {_difference(rejection, outcome)}; called with {signature(made)}"
             problems.append((text, outcome.error))

@@ -16,7 +16,14 @@ from pytest_pallas.backends.protocol import Backend, Outcome, Schedule, label
 from pytest_pallas.backends.tracing import identity
 from pytest_pallas.budget import LastUsed
 from pytest_pallas.checks.check import declare_sanitizer
-from pytest_pallas.checks.context import CheckContext, CheckResult, call, raise_error, under
+from pytest_pallas.checks.context import (
+    CheckContext,
+    CheckResult,
+    call,
+    count_run,
+    raise_error,
+    under,
+)
 from pytest_pallas.checks.metamorphic import identical
 from pytest_pallas.draw.arguments import larger_first
 from pytest_pallas.errors import DmaError, NotApplicableError, RaceError
@@ -71,7 +78,7 @@ class Runs:
                 replace(kernel_call.with_settings(races=True, dma=False), schedule=schedule)
             )
             self._kept.add(key, outcome, outcome.nbytes)
-        context.run_seconds.append(outcome.seconds)
+        count_run(context, outcome)
         return outcome
 
 
@@ -114,10 +121,12 @@ def raise_first(context: CheckContext, kind: type[PallasError]) -> CheckResult:
 
     Returns a result without comparisons if no schedule gives an error.
     """
+    last: Outcome | None = None
     for schedule, outcome in under_schedules(context):
         if isinstance(outcome.error, kind):
             raise under(schedule, outcome.error)
-    return CheckResult(comparisons=())
+        last = outcome
+    return CheckResult(comparisons=(), outcome=last)
 
 
 def requires_concurrency(backend: Backend) -> str | None:

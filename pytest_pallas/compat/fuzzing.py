@@ -122,6 +122,24 @@ def sampled_elements(strategy: Any) -> tuple[Any, ...] | None:
     return tuple(strategy.elements)
 
 
+def integer_range(strategy: Any) -> tuple[int | None, int | None, Callable[[int], Any]] | None:
+    """Return the bounds of ``st.integers``, and a function from an integer to what is drawn.
+
+    The function is that of ``map``. None for other strategies.
+    """
+    from hypothesis import strategies as st
+
+    strategy = getattr(strategy, "wrapped_strategy", strategy)
+    integers: Any = st.integers()  # made lazily
+    if isinstance(strategy, type(integers.wrapped_strategy)):
+        return strategy.start, strategy.end, lambda number: number
+    inner = integer_range(strategy.mapped_strategy) if hasattr(strategy, "pack") else None
+    if inner is None:
+        return None
+    least, most, function = inner
+    return least, most, lambda number: strategy.pack(function(number))
+
+
 #: Hypothesis' cache of constants in a draw without those of modules.
 _GLOBAL_CONSTANTS: list[Any] = []
 
@@ -257,7 +275,7 @@ def planning() -> Generator[None]:
 
 @contextmanager
 def answering(position: int) -> Generator[None]:
-    """Answer the next draw from a ``sampled_from`` by the position of an element."""
+    """Answer the next draw, of integers by one, of a ``sampled_from`` by an element's position."""
     token = _ANSWER.set(position)
     try:
         yield

@@ -194,6 +194,16 @@ def add_parser(commands: Any) -> None:
         "-o", "--output", type=Path, metavar="FILE.json", help="write the joined results"
     )
     parser.add_argument("--html", type=Path, metavar="FILE.html", help="write a report of them")
+    parser.add_argument(
+        "--coverage", type=Path, metavar="FILE", help="write what of the kernels ran, as LCOV"
+    )
+    parser.add_argument(
+        "--coverage-min",
+        type=float,
+        default=0.0,
+        metavar="PERCENT",
+        help="fail if less than this percentage of what the kernels can do ran on simulators",
+    )
     parser.set_defaults(run=run)
 
 
@@ -210,12 +220,13 @@ def run(arguments: argparse.Namespace) -> int:
     from pytest_pallas.backends.registry import FAMILIES
     from pytest_pallas.decoding import decode
     from pytest_pallas.mutate.report import others
+    from pytest_pallas.report import coverage
     from pytest_pallas.report.files import check_writable, write
     from pytest_pallas.report.summary import summary
     from pytest_pallas.report.terminal import count_distinct
     from pytest_pallas.results import read_results
 
-    for flag in ("output", "html"):
+    for flag in ("output", "html", "coverage"):
         if (path := getattr(arguments, flag)) is not None:
             check_writable(path.absolute(), f"--{flag}={path}")
     if arguments.html is not None:
@@ -242,6 +253,14 @@ def run(arguments: argparse.Namespace) -> int:
     if rest:
         _say(summary(rest, families=names, width=width, color=sys.stdout.isatty()))
         _say(str(count_distinct(rest)))
+    if kernels := coverage.covered(rest):
+        _say("\n".join([coverage.summary(kernels), *coverage.notes(kernels)]))
+    if arguments.coverage is not None:
+        write(arguments.coverage.absolute(), coverage.lcov(kernels, Path.cwd()))
+        _say(f"{coverage.described(kernels)} written to {arguments.coverage}")
+    below = "".join(coverage.shortfall(kernels, arguments.coverage_min))
+    if below:
+        _say(below)
     for record in whole.records:
         if record.outcome in ("failed", "xpassed"):
             explanation = decode(Explanation, record.explanation) if record.explanation else None
@@ -257,7 +276,7 @@ def run(arguments: argparse.Namespace) -> int:
     counts = ", ".join(f"{number} {outcome}" for outcome, number in sorted(count.items()))
     files = "1 file" if len(arguments.files) == 1 else f"{len(arguments.files)} files"
     _say(f"{files}: {counts or 'no test'}")
-    return int(merged.failed)
+    return int(merged.failed or bool(below))
 
 
 def _cause(failure: FailedPhase) -> str:

@@ -411,7 +411,6 @@ class Declared:
       choices: for each aspect the possible words, the simplest first.
       kinds: for each dim with a pool the kind of boundary of each size.
       tiles: for each dim with sizes around tiles, the tiles.
-      deep: for each dim with a size for the buffers of the kernel, that size.
       impossible: pairs of choices that constraints or the budget forbid.
       keyword_kinds: for each option or tuning parameter the kinds of its values; see
         ``keyword_kind``.
@@ -421,7 +420,6 @@ class Declared:
     choices: Mapping[Aspect, tuple[str, ...]] = field(default_factory=dict[Aspect, tuple[str, ...]])
     kinds: Mapping[str, Mapping[int, str]] = field(default_factory=dict[str, Mapping[int, str]])
     tiles: Mapping[str, tuple[int, ...]] = field(default_factory=dict[str, tuple[int, ...]])
-    deep: Mapping[str, int] = field(default_factory=dict[str, int])
     impossible: frozenset[frozenset[tuple[Aspect, str]]] = frozenset()
     keyword_kinds: Mapping[Aspect, frozenset[str]] = field(
         default_factory=dict[Aspect, frozenset[str]]
@@ -454,12 +452,10 @@ def declare_arrays(
         itemsizes = {tuple(dtype.itemsize for dtype in row) for row in joint}
     kinds: dict[str, dict[int, str]] = {}
     tiles: dict[str, tuple[int, ...]] = {}
-    deep: dict[str, int] = {}
     forbidden: list[frozenset[frozenset[tuple[str, str]]]] = []
     for sizes in sorted(itemsizes):  # from the smallest, which allow the largest dims
         made = plan(sizes)
         tiles.update((name, pool.tiles) for name, pool in made.pools.items() if pool.tiles)
-        deep.update((name, pool.sizes[-1]) for name, pool in made.pools.items() if pool.deep)
         forbidden.append(impossible_pairs(made))
         for name, kind_of in boundaries(made).items():
             kinds.setdefault(name, {}).update(kind_of)
@@ -469,7 +465,7 @@ def declare_arrays(
         frozenset((Aspect("dim", name), kind) for name, kind in pair)
         for pair in frozenset.intersection(*forbidden)
     )
-    return Declared(by_aspect, kinds, tiles, deep, impossible)
+    return Declared(by_aspect, kinds, tiles, impossible)
 
 
 def declare_keywords(
@@ -515,7 +511,7 @@ def extents(drawn: Arguments | Drawn) -> frozenset[str]:
     """Return how a draw exceeds the tiles of its dims; see ``sizes.exceeding``."""
     declared = drawn.declared or NOTHING
     sizes = {name: drawn.recipe.get(name, 0) for name in declared.tiles}
-    return exceeding(sizes, declared.tiles, declared.deep)
+    return exceeding(sizes, declared.tiles)
 
 
 def larger_first(spec: object, drawn: Arguments | Drawn) -> frozenset[str]:

@@ -13,12 +13,13 @@ records the answers as choices of its own: shrinking, the database and replays k
 
 from __future__ import annotations
 
+import math
 import random
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from itertools import combinations
+from itertools import combinations, product
 from typing import Any
 
 from hypothesis import strategies as st
@@ -34,14 +35,18 @@ from pytest_pallas.record import Aspect
 #: Limit on the number of alternatives that are known one by one.
 MOST = 24
 
-#: As many rows of sizes are made, and as many of the table are looked at, to take the best.
-_ROWS = 8
+#: As many rows of sizes are made, and as many of the table are looked at, to take the best. Up to
+#: ``_EVERY_ROW`` rows in all, every one is looked at.
+_ROWS, _EVERY_ROW = 8, 64
 
 #: A list is an aspect of its own as often in a call; further ones are drawn at random.
 _LISTS = 2
 
-#: What a new shape is worth, in pairs, and a new way to exceed tiles.
-_NEW_SHAPE, _NEW_EXTENT = 0.5, 4.0
+#: What a new way to exceed tiles is worth, in pairs.
+_NEW_EXTENT = 40.0
+
+#: What an example costs besides its tiles, in tiles.
+_TILES = 8.0
 
 #: One of so many draws without a plan is an expensive one; in a plan it comes after these shapes.
 _SELDOM, _USUAL_FIRST = 64, 6
@@ -63,6 +68,19 @@ type Choice = tuple[Aspect, str]
 type Pair = tuple[int, int]
 
 
+@dataclass(frozen=True)
+class Goal:
+    """What an example is to be, as far as its strategy can draw it.
+
+    Attributes:
+      sizes: of dims, by name.
+      choices: words, by aspect.
+    """
+
+    sizes: Mapping[str, int]
+    choices: Mapping[Aspect, str]
+
+
 @dataclass(repr=False)
 class Covering:
     """The choices of all examples so far, and of the one that is being drawn.
@@ -80,11 +98,15 @@ class Covering:
       followed: whether hypothesis has drawn what the plan chose, so far in the current example.
       tiled: whether a dim has tiles; then the simplest example is none of the pool, and counts not.
       shares: the shares of pairs with an aspect that are open, as far as they were computed.
+      goal: what the example is to be, before all pairs; None for every pair.
+      pools: the sizes of dims, as far as they are known.
+      too_large: whether the last sizes were too large for the arrays.
       seldom: whether an example was an expensive one.
       memory: of the strategies of users; see ``steering``.
     """
 
     random: random.Random
+    goal: Goal | None = None
     domain: dict[Aspect, dict[str, None]] = field(default_factory=dict[Aspect, dict[str, None]])
     numbers: dict[Choice, int] = field(default_factory=dict[Choice, int])
     pairs: Counter[Pair] = field(default_factory=Counter[Pair])
@@ -97,7 +119,9 @@ class Covering:
     fixed: dict[Aspect, str] = field(default_factory=dict[Aspect, str])
     followed: bool = True
     tiled: bool = False
-    shares: dict[tuple[int, Aspect], float] = field(default_factory=dict[tuple[int, Aspect], float])
+    shares: dict[int, dict[Aspect, float]] = field(default_factory=dict[int, dict[Aspect, float]])
+    pools: dict[str, SizePool] = field(default_factory=dict[str, SizePool])
+    too_large: bool = False
     seldom: bool = False
     memory: SteeringMemory = field(default_factory=SteeringMemory)
 
@@ -113,7 +137,8 @@ class Covering:
     def position(self, aspect: Aspect, labels: Sequence[str]) -> int:
         """Choose one of the labels for an aspect of the current example; returns its position."""
         self.domain.setdefault(aspect, {}).update(dict.fromkeys(labels))
-        return self._best(aspect, labels, self.fixed)
+        chosen = None if self.goal is None else self.goal.choices.get(aspect)
+        return labels.index(chosen) if chosen in labels else self._best(aspect, labels, self.fixed)
 
     def steer(self, name: str, labels: Sequence[str]) -> int:
         """Choose one of the labels for what a user's own strategy draws; returns its position.
@@ -133,10 +158,14 @@ class Covering:
             for aspect, word in labels.items():
                 self.domain.setdefault(aspect, {})[word] = None
 
-        def worth(position: int) -> tuple[int, float, float]:
+        aims = {} if self.goal is None else self.goal.choices
+
+        def worth(position: int) -> tuple[int, int, float, float]:
             several = choices[position].items()
+            aimed = sum(aims.get(aspect) == word for aspect, word in several)
             new = sum(choice not in self.met for choice in several)
-            return new, sum(self._worth(choice, {}) for choice in several), self.random.random()
+            pairs = sum(self._worth(choice, {}) for choice in several)
+            return aimed, new, pairs, self.random.random()
 
         return max(range(len(choices)), key=worth)
 
@@ -170,12 +199,16 @@ class Covering:
         for name, aspect in aspects.items():
             self.domain.setdefault(aspect, {}).update(dict.fromkeys(labels[name]))
         names = list(pools)
-        tiles, deep = _tiles(pools)
+        tiles = _tiles(pools)
         self.tiled |= bool(tiles)
-        best, most = None, -1.0
-        rows = [self._row(aspects, labels) for _ in range(_ROWS)]
-        for number, row in enumerate([*rows, *self.random.sample(table, len(table))]):
-            if best is not None and number >= 2 * _ROWS:
+        best, most = None, (False, 0, -1.0)
+        counts = [len(pool.sizes) for pool in pools.values()]
+        rows = [self._row(aspects, labels, pools) for _ in range(_ROWS)]
+        rows += self.random.sample(table, len(table))
+        if math.prod(counts) <= _EVERY_ROW:
+            rows += product(*map(range, counts))
+        for number, row in enumerate(rows):
+            if most[0] and number >= 2 * _ROWS:
                 break
             chosen = {name: pools[name].sizes[at] for name, at in zip(names, row, strict=True)}
             if not fits(chosen):
@@ -183,15 +216,18 @@ class Covering:
                 self.tries.update(self._pairs(tried))
                 continue
             fixed = dict(self.fixed)
+            new = 0
             worth = self.random.random() * 1e-3
             for name, at in zip(names, row, strict=True):
                 choice = (aspects[name], labels[name][at])
                 worth += self._worth(choice, fixed)
                 fixed[choice[0]] = choice[1]
-            worth += _NEW_SHAPE * (tuple(chosen.items()) not in self.shapes)
-            worth += _NEW_EXTENT * len(exceeding(chosen, tiles, deep) - self.extents)
-            if worth > most:
-                best, most = row, worth
+                new += choice not in self.met
+            worth += _NEW_EXTENT * len(exceeding(chosen, tiles) - self.extents)
+            worth /= _TILES + math.prod(map(_tiles_of, pools.values(), chosen.values()))
+            score = tuple(chosen.items()) not in self.shapes, new, worth
+            if score > most:
+                best, most = row, score
         return best
 
     def fix_sizes(
@@ -206,21 +242,38 @@ class Covering:
         if self.followed or not self.tiled:
             sizes = {name: pools[name].sizes[at] for name, at in at_of.items()}
             self.shapes.add(tuple(sizes.items()))
-            self.extents.update(exceeding(sizes, *_tiles(pools)))
+            self.extents.update(exceeding(sizes, _tiles(pools)))
 
     def _row(
-        self, aspects: Mapping[str, Aspect], labels: Mapping[str, Sequence[str]]
+        self,
+        aspects: Mapping[str, Aspect],
+        labels: Mapping[str, Sequence[str]],
+        pools: Mapping[str, SizePool],
     ) -> Sequence[int]:
-        """Choose positions of sizes: dim by dim the best one, in a random order."""
+        """Choose positions of sizes: dim by dim the best one by its tiles, in a random order."""
         fixed, row = dict(self.fixed), dict[str, int]()
         for name in self.random.sample([*aspects], len(aspects)):
-            row[name] = self._best(aspects[name], labels[name], fixed)
+            tiles = [1 + _tiles_of(pools[name], size) for size in pools[name].sizes]
+            row[name] = self._best(aspects[name], labels[name], fixed, tiles)
             fixed[aspects[name]] = labels[name][row[name]]
         return [row[name] for name in aspects]
 
-    def _best(self, aspect: Aspect, labels: Sequence[str], fixed: Mapping[Aspect, str]) -> int:
+    def _best(
+        self,
+        aspect: Aspect,
+        labels: Sequence[str],
+        fixed: Mapping[Aspect, str],
+        costs: Sequence[float] | None = None,
+    ) -> int:
+        """Return the position of the label that is worth the most, by its cost."""
         worth = {word: self._worth((aspect, word), fixed) for word in dict.fromkeys(labels)}
-        return max(range(len(labels)), key=lambda at: (worth[labels[at]], self.random.random()))
+
+        def score(at: int) -> tuple[bool, float, float]:
+            cost = 1.0 if costs is None else costs[at]
+            new = costs is not None and (aspect, labels[at]) not in self.met
+            return new, worth[labels[at]] / cost, self.random.random()
+
+        return max(range(len(labels)), key=score)
 
     def _worth(self, choice: Choice, fixed: Mapping[Aspect, str]) -> float:
         """Return the new pairs of a choice: those with fixed ones, and the share of the rest.
@@ -228,21 +281,23 @@ class Covering:
         What users' own strategies will draw is unknown: it may depend on this choice.
         """
         number = self._number(choice)
-        return sum(
-            self._open(number, self._number((aspect, fixed[aspect])))
-            if aspect in fixed
-            else self._share(number, aspect)
-            for aspect in self.domain
-            if aspect != choice[0] and (aspect in fixed or aspect.role != _OWN)
-        )
+        shares = self._shares(number)
+        worth = sum(shares.values()) - shares.get(choice[0], 0.0)
+        for aspect, word in fixed.items():
+            if aspect != choice[0]:
+                worth += self._open(number, self._number((aspect, word))) - shares.get(aspect, 0)
+        return worth
 
-    def _share(self, number: int, aspect: Aspect) -> float:
-        key = (number, aspect)
-        if key not in self.shares:
-            labels = self.domain[aspect]
-            numbers = [self._number((aspect, word)) for word in labels]
-            self.shares[key] = sum(self._open(number, other) for other in numbers) / len(labels)
-        return self.shares[key]
+    def _shares(self, number: int) -> Mapping[Aspect, float]:
+        """Return the share of pairs of a choice that are open, by the other aspect."""
+        shares = self.shares.setdefault(number, {})
+        if len(shares) < sum(aspect.role != _OWN for aspect in self.domain):
+            for aspect, labels in self.domain.items():
+                if aspect.role == _OWN:
+                    continue
+                numbers = [self._number((aspect, word)) for word in labels]
+                shares[aspect] = sum(self._open(number, n) for n in numbers) / len(labels)
+        return shares
 
     def _open(self, number: int, other: int) -> float:
         """Return what a pair is worth: less if it came before, or could not be had."""
@@ -257,12 +312,14 @@ class Covering:
         return combinations(sorted(map(self._number, choices)), 2)
 
 
-def _tiles(
-    pools: Mapping[str, SizePool],
-) -> tuple[Mapping[str, Sequence[int]], Mapping[str, int]]:
-    """Return the tiles of dims, and the sizes from which on a kernel uses its buffers again."""
-    tiles = {name: pool.tiles for name, pool in pools.items() if pool.tiles}
-    return tiles, {name: pool.sizes[-1] for name, pool in pools.items() if pool.deep}
+def _tiles_of(pool: SizePool, size: int) -> float:
+    """Return how many tiles a size has; 1 in a pool without tiles."""
+    return max(1.0, size / max(pool.tiles)) if pool.tiles else 1.0
+
+
+def _tiles(pools: Mapping[str, SizePool]) -> Mapping[str, Sequence[int]]:
+    """Return the tiles of dims that have some."""
+    return {name: pool.tiles for name, pool in pools.items() if pool.tiles}
 
 
 _COVERING: ContextVar[Covering | None] = ContextVar("covering", default=None)
@@ -350,7 +407,7 @@ def draw_once_in_a_while(draw: DrawFn) -> bool:
     positions = st.sampled_from(range(_SELDOM))
     if covering is None:
         return draw(positions) == _SELDOM - 1
-    now = not covering.seldom and len(covering.shapes) >= _USUAL_FIRST
+    now = covering.goal is None and not covering.seldom and len(covering.shapes) >= _USUAL_FIRST
     with answering(_SELDOM - 1 if now else 0):
         drawn = draw(positions) == _SELDOM - 1
     covering.seldom |= drawn

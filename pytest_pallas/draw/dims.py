@@ -14,7 +14,7 @@ import math
 import random
 import sys
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from itertools import chain, combinations, count, islice, permutations, product
@@ -25,9 +25,15 @@ from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn, SearchStrategy
 
 from pytest_pallas.budget import option_text
-from pytest_pallas.compat.fuzzing import answering
-from pytest_pallas.draw.covering import current_covering, draw_once_in_a_while, some
+from pytest_pallas.compat.fuzzing import answering, integer_range
+from pytest_pallas.draw.covering import (
+    alternatives,
+    current_covering,
+    draw_once_in_a_while,
+    some,
+)
 from pytest_pallas.draw.sizes import (
+    COUNTS,
     Constraint,
     Learned,
     ShapeSpec,
@@ -57,6 +63,9 @@ NOTHING_LEARNED = Learned()
 
 #: About one draw in this many caps a dim, for diversity.
 _RARELY = 12
+
+#: About one draw in so many that follow no plan has further sizes.
+_SELDOM = 1 << 16
 
 
 @dataclass(frozen=True)
@@ -124,8 +133,26 @@ class DimsPlan:
 
     @functools.cached_property
     def row(self) -> SearchStrategy[int]:
-        """A strategy for the number of a row."""
-        return st.sampled_from(range(max(len(self.table), self.uncapped + 1)))
+        """A strategy for the number of a row, or one that stands for it: see ``further``."""
+        return st.sampled_from(range(self.further + 1 if self.grows else self.rows))
+
+    @functools.cached_property
+    def rows(self) -> int:
+        """The number of rows."""
+        return max(len(self.table), self.uncapped + 1)
+
+    @functools.cached_property
+    def grows(self) -> bool:
+        """Whether a dim has further sizes."""
+        return any(pool.further for pool in self.pools.values())
+
+    @functools.cached_property
+    def further(self) -> int:
+        """The number by which each dim has any of its sizes, also further ones.
+
+        All smaller numbers stand for rows. They are many, so that this one is not drawn at random.
+        """
+        return self.rows * _SELDOM
 
     @functools.cached_property
     def largest(self) -> tuple[int, ...]:
@@ -188,11 +215,13 @@ def dims(
         ``b-1``, ``b``, ``b+1``, ``2b-1``, ``2b``, ``2b+1`` and some primes (with ``max_dim``,
         ``3b`` and ``3b+1`` too). Dims without it have small sizes, and those near the constants of
         their own constraints: ``n % 128 = 0`` draws 128, 256 and 384.
-      multiple_of: likewise for sizes that are one, two or three tiles.
+      multiple_of: likewise for sizes that are one, two or three tiles. Of a spec, examples may grow
+        beyond these sizes; see docs/strategies.md.
       dims: a mapping from dim to its size, to a list of sizes, or to a strategy for it.
       unequal: names of dims that never have the same size, or True for those of all arrays. Most
         draws have different sizes anyway, but some are square.
-      max_dim: the largest size, except for sizes from ``dims`` or a constraint.
+      max_dim: the largest size, except for sizes from ``dims`` or a constraint; also of examples
+        that grow.
       max_elements: the most elements that one array may have; larger draws are made smaller.
       min_dim: the smallest size, except for sizes from ``dims``. 0 draws empty arrays, too.
 
@@ -223,8 +252,7 @@ def plan_dims(
 ) -> DimsPlan:
     """Return the plan of ``dims`` for a budget; the errors are the same.
 
-    Dims without sizes are drawn around the tiles in ``learned``; those with tiles have a size for
-    its buffers, too.
+    Dims without sizes are drawn around the tiles in ``learned``.
     """
     spec = shapes if isinstance(shapes, ShapeSpec) else parse(shapes)
     specified = [
@@ -245,6 +273,8 @@ def plan_dims(
         if isinstance(pool, SizePool)
     }
     free = {name: sizes for name, sizes in made.items() if not isinstance(sizes, SizePool)}
+    for name, strategy in free.items():
+        _check_ends(name, strategy)
     if not spec.constraints:
         least = {name: pool.sizes[0] for name, pool in pools.items()} | dict.fromkeys(free, 1)
         if _too_large(spec, least, budget):
@@ -321,10 +351,7 @@ def impossible_pairs(plan: DimsPlan) -> frozenset[frozenset[tuple[str, str]]]:
 
 
 def _fits(plan: DimsPlan, sizes: dict[str, int]) -> bool:
-    """Return whether a plan may draw sizes: at most one dim has a size for all buffers."""
-    deep = [name for name, pool in plan.pools.items() if pool.deep]
-    if sum(sizes[name] == plan.pools[name].sizes[-1] for name in deep) > 1:
-        return False  # one is enough, and large already
+    """Return whether a plan may draw sizes."""
     if plan.constrained:
         return _complete(plan, sizes)
     return not _too_large(plan.shapes, sizes, plan.budget)
@@ -375,39 +402,116 @@ def _complete(plan: DimsPlan, sizes: dict[str, int]) -> bool:
 @st.composite
 def draw_dims(draw: DrawFn, plan: DimsPlan) -> dict[str, int]:
     """Return a strategy for the sizes of a plan."""
-    sizes = {
-        name: check_int(f"what dims[{name!r}] drew", draw(some(f"dims[{name!r}]", strategy)), 0)
-        for name, strategy in plan.free.items()
-    }
+    sizes = {name: _free(draw, name, strategy) for name, strategy in plan.free.items()}
     probe = current_probe()
     if probe is not None and any(pool.unsaid for pool in plan.pools.values()):
         return _probed(plan, probe, sizes)
+    covering = current_covering()
     with unsteered():
-        positions = _planned(draw, plan, sizes) or _positions(draw, plan)
-        sizes |= {n: p.sizes[at] for (n, p), at in zip(plan.pools.items(), positions, strict=True)}
+        sizes |= _aimed(draw, plan) or _planned(draw, plan, sizes) or _sizes(draw, plan)
         if plan.constrained:
-            if not _complete(plan, sizes):
+            fits = _complete(plan, sizes)
+            if covering is not None:
+                covering.too_large = not fits and _too_large(plan.shapes, sizes, plan.budget)
+            if not fits:
                 reject()
         elif _too_large(plan.shapes, sizes, plan.budget):
+            if covering is not None:
+                covering.too_large = True
             first = draw(st.integers(0, len(plan.pools) - 1)) if plan.pools else 0
             _reduce(plan, sizes, first=first)
     return {name: sizes[name] for name in plan.shapes.variables}
 
 
-def _positions(draw: DrawFn, plan: DimsPlan) -> Sequence[int]:
-    """Draw the position of each pool's size: a row of the table, some capped."""
+def _free(draw: DrawFn, name: str, strategy: SearchStrategy[int]) -> int:
+    """Draw the size of a dim from the user's strategy; that of the goal, if it may draw it."""
+    covering, answer = current_covering(), None
+    if values := alternatives(strategy):
+        strategy = st.sampled_from(values)
+    if covering is not None:
+        answers = _answers(strategy, values)
+        if answers:
+            covering.pools[name] = SizePool(tuple(sorted(answers)), listed=True)
+        if covering.goal is not None:
+            answer = answers.get(covering.goal.sizes.get(name, -1))
+    with nullcontext() if answer is None else answering(answer):
+        drawn = draw(some(f"dims[{name!r}]", strategy))
+    return check_int(f"what dims[{name!r}] drew", drawn, 0)
+
+
+def _answers(strategy: SearchStrategy[int], values: Sequence[Any]) -> Mapping[int, int]:
+    """Return sizes that a strategy may draw, each with the answer that draws it, if known."""
+    if values:
+        return {value: at for at, value in enumerate(values) if isinstance(value, int)}
+    least, most, function = integer_range(strategy) or (None, None, int)
+    if least is None or most is None:
+        return {}
+    numbers = sorted({least, most, *(n for n in COUNTS if least < n < most)})
+    return {int(function(number)): number for number in numbers}
+
+
+def _check_ends(name: str, strategy: SearchStrategy[int]) -> None:
+    """Check that a strategy for a size has an end.
+
+    Raises:
+      SpecError: it has none.
+    """
+    least, most, _ = integer_range(strategy) or (0, 0, None)
+    if most is None:
+        raise SpecError(
+            f"dims[{name!r}] is {strategy!r}, which draws sizes without end; give both bounds, "
+            f"such as st.integers({1 if least is None else least}, 256)"
+        )
+
+
+def _sizes(draw: DrawFn, plan: DimsPlan) -> dict[str, int]:
+    """Draw the size of each pool: by a row of the table, some capped, or any of each."""
     number = draw(plan.row)
-    return _capped(plan, number, [draw(cap) - cap_base for cap_base, cap in plan.caps])
+    if number == plan.further:
+        return {n: pool.every[draw(_positions(pool))] for n, pool in plan.pools.items()}
+    return _by_row(plan, number, [draw(cap) - cap_base for cap_base, cap in plan.caps])
+
+
+def _positions(pool: SizePool) -> SearchStrategy[int]:
+    return st.sampled_from(range(len(pool.every)))
+
+
+def _by_row(plan: DimsPlan, number: int, caps: Sequence[int]) -> dict[str, int]:
+    positions = _capped(plan, number, caps)
+    return {n: p.sizes[at] for (n, p), at in zip(plan.pools.items(), positions, strict=True)}
+
+
+def _aimed(draw: DrawFn, plan: DimsPlan) -> dict[str, int] | None:
+    """Draw the sizes of the example's goal; None without one."""
+    covering = current_covering()
+    if covering is None:
+        return None
+    covering.pools.update(plan.pools)
+    if covering.goal is None or not plan.pools:
+        return None
+    with answering(plan.further if plan.grows else plan.uncapped):
+        number = draw(plan.row)
+    drawn = list[int]()
+    for (name, pool), (cap_base, cap) in zip(plan.pools.items(), plan.caps, strict=True):
+        sizes = pool.every if plan.grows else pool.sizes
+        size = covering.goal.sizes.get(name, sizes[0])
+        with answering(sizes.index(size) if size in sizes else 0):
+            drawn.append(draw(_positions(pool) if number == plan.further else cap))
+            drawn[-1] -= 0 if number == plan.further else cap_base
+    if number != plan.further:
+        return _by_row(plan, number, drawn)
+    return {n: pool.every[at] for (n, pool), at in zip(plan.pools.items(), drawn, strict=True)}
 
 
 def _capped(plan: DimsPlan, number: int, caps: Sequence[int]) -> Sequence[int]:
     """Return a row's positions, none above its cap."""
+    number %= plan.rows
     row = plan.largest if number == plan.uncapped else plan.table[number]
     return [min(position, cap) for cap, position in zip(caps, row, strict=True)]
 
 
-def _planned(draw: DrawFn, plan: DimsPlan, free: Mapping[str, int]) -> Sequence[int] | None:
-    """Draw the positions that the plan of the example chooses; None if there are none."""
+def _planned(draw: DrawFn, plan: DimsPlan, free: Mapping[str, int]) -> dict[str, int] | None:
+    """Draw the sizes that the plan of the example chooses; None if there are none."""
     covering = current_covering()
     if covering is None or not plan.pools or current_learned().stretched:
         return None
@@ -427,7 +531,7 @@ def _planned(draw: DrawFn, plan: DimsPlan, free: Mapping[str, int]) -> Sequence[
     drawn = _capped(plan, number, caps)
     covering.followed &= [*drawn] == [*positions]
     covering.fix_sizes(plan.pools, plan.kinds, drawn)
-    return drawn
+    return {n: p.sizes[at] for (n, p), at in zip(plan.pools.items(), drawn, strict=True)}
 
 
 def _probed(plan: DimsPlan, probe: Probe, drawn: Mapping[str, int]) -> dict[str, int]:
@@ -483,12 +587,8 @@ _TRIES = 300
 
 
 def make_table(pools: Sequence[SizePool]) -> tuple[tuple[int, ...], ...]:
-    """Make rows of positions in ``pools``, without constraints. Row 0 is the largest.
-
-    A size for buffers is in a row of its own only, where the other dims are the largest: it is
-    expensive.
-    """
-    counts = [len(pool.sizes) - bool(pool.deep) for pool in pools]
+    """Make rows of positions in ``pools``, without constraints. Row 0 is the largest."""
+    counts = [len(pool.sizes) for pool in pools]
     largest = tuple(count - 1 for count in counts)
     plain = tuple(pool.plain for pool in pools)
     chance = random.Random(0)  # its own, and always the same: the table is part of the strategy
@@ -498,12 +598,7 @@ def make_table(pools: Sequence[SizePool]) -> tuple[tuple[int, ...], ...]:
         columns = [_shuffled(count, length, chance) for count in counts]
         _spread(columns, pools)
         rows += zip(*columns, strict=True)
-    deep = [
-        (*largest[:column], count, *largest[column + 1 :])
-        for column, (pool, count) in enumerate(zip(pools, counts, strict=True))
-        if pool.deep
-    ]
-    return tuple(dict.fromkeys([largest, plain, *deep, *rows]))
+    return tuple(dict.fromkeys([largest, plain, *rows]))
 
 
 def _shuffled(count: int, length: int, chance: random.Random) -> list[int]:
@@ -627,22 +722,19 @@ def current_learned() -> Learned:
 def around(
     strategy: SearchStrategy[Any],
     tiles: Mapping[str, tuple[int, ...]],
-    depth: int = 0,
     long: str = "",
     *,
     stretches: bool = False,
 ) -> Any:
-    """Return the strategy, with draws that fit a kernel.
+    """Return the strategy, with draws that fit a kernel, and that may grow.
 
     Args:
       strategy: of the kernel's arguments.
       tiles: by dim, for dims that the strategy does not specify.
-      depth: how many buffers the kernel uses in turns.
       long: the dim that has a size of more than 16 bits in one example; "" for none.
       stretches: whether all draws have that size.
     """
-    learned = Learned(tuple(sorted(tiles.items())), depth, long, stretches)
-    return strategy if learned == NOTHING_LEARNED else _around(strategy, learned)
+    return _around(strategy, Learned(tuple(sorted(tiles.items())), long, stretches, grows=True))
 
 
 @st.composite
@@ -723,6 +815,8 @@ def satisfying(
     sizes = sorted({*least, *near, *kept}, key=simplicity)
     if not sizes:
         return pool
+    further = {n for n in (*pool.further, *(step * count for count in COUNTS)) if fits(n)}
+    further = further - {*sizes} if pool.further else set[int]()
     usual = pool.sizes[pool.plain]
     plain = usual if usual in kept else least[0]
     return replace(
@@ -731,6 +825,7 @@ def satisfying(
         plain=sizes.index(plain),
         tiles=pool.tiles or ((step,) if step > 1 else ()),
         unsaid=pool.unsaid and any(map(fits, (STEP, 2 * STEP, 3 * STEP))),
+        further=tuple(sorted(further)),
     )
 
 

@@ -17,9 +17,9 @@ from hypothesis.strategies import SearchStrategy
 
 from pytest_pallas.budget import LastUsed
 from pytest_pallas.compat.fuzzing import PLANNED, planning, without_module_constants
-from pytest_pallas.draw.arguments import Drawn, mark_drawn, mesh_aspects
+from pytest_pallas.draw.arguments import Drawn, as_arguments, mark_drawn, mesh_aspects
 from pytest_pallas.draw.arrays import strategy_errors
-from pytest_pallas.draw.covering import Covering, planned
+from pytest_pallas.draw.covering import Covering, Goal, planned
 
 #: Draws for each example of a check that has parts; those with new parts are run.
 _FOR_PARTS = 2
@@ -27,6 +27,9 @@ _FOR_PARTS = 2
 #: Draws of the smallest pool. Smaller pools are the first draws of larger ones, so that checks with
 #: fewer examples share the compiled kernels of the others.
 LEAST = 16
+
+#: Limit on the draws with a goal, of which the second is made by it.
+AIMS = 4
 
 #: Stop drawing after so many draws in a row that are no new example.
 _IDLE = 24
@@ -49,11 +52,21 @@ class DrawPool:
       names: of the draws, in order; see ``draw_name``.
       values: the draws by name; large ones may be missing.
       size: the number of draws allowed.
+      pairs: how many pairs of choices came together, after each draw.
+      choices: how many choices came, after each draw.
     """
 
     names: list[str]
     values: Mapping[str, Any]
     size: int
+    pairs: list[int]
+    choices: list[int]
+
+    def first(self, size: int) -> DrawPool:
+        """Return the pool of fewer draws: they are the first ones."""
+        return DrawPool(
+            self.names[:size], self.values, size, self.pairs[:size], self.choices[:size]
+        )
 
 
 @dataclass
@@ -68,18 +81,39 @@ class ExampleSource:
         size = LEAST
         while size < draws:
             size *= 2
+        if (larger := self.pools.get((seed, 2 * size))) is not None:
+            return larger.first(size)
         pool = self.pools.get((seed, size))
         if pool is None:
             pool = _pool(self, seed, size)
             self.pools.add((seed, size), pool)
         return pool
 
-    def planned(self, seed: int) -> SearchStrategy[Any]:
+    def planned(self, seed: int, covering: Covering | None = None) -> SearchStrategy[Any]:
         """Return the strategy with the plan by which the pools of a seed are drawn."""
-        return planned(self.strategy, Covering(random.Random(seed)))
+        return planned(self.strategy, covering or Covering(random.Random(seed)))
+
+    def aimed(self, seed: int, goal: Goal) -> tuple[Any, Covering]:
+        """Draw an example that is what a goal says; None if the strategy draws no such.
+
+        The plan by which it was drawn has what is known of the strategy.
+        """
+        covering = Covering(random.Random(seed), goal)
+        drawn: list[Any] = []
+
+        def collect(**example: Any) -> None:
+            mark_drawn(example["drawn"])
+            recipe = as_arguments(example["drawn"]).recipe
+            if all(recipe.get(name) == size for name, size in goal.sizes.items()):
+                drawn.append(example["drawn"])
+                raise _StopDrawing
+
+        with suppress(Exception):  # whatever the strategy says of such a draw
+            _generate(planned(self.strategy, covering), seed, AIMS, collect)
+        return next(iter(drawn), None), covering
 
     def choose(
-        self, seed: int, examples: int, subjects: Subjects | None = None
+        self, seed: int, examples: int, subjects: Subjects | None = None, usual: int | None = None
     ) -> Mapping[str, Any]:
         """Return ``examples`` draws by their names (``draw_name``); the same for the same seed.
 
@@ -88,9 +122,15 @@ class ExampleSource:
           examples: the number of examples.
           subjects: returns the parts of the check that apply to a draw. Draws with the most new
             parts come first; draws without any are left out.
+          usual: how many come in any case; after these, only draws with new pairs of choices.
         """
         pool = self.pool(seed, draws_for(examples, subjects))
-        chosen = pool.names[:examples]
+        usual = examples if usual is None else usual
+        chosen = [
+            name
+            for at, name in enumerate(pool.names[:examples])
+            if at < usual or pool.pairs[at] > pool.pairs[at - 1]
+        ]
         values = self._values(pool, seed, chosen)
         if subjects is not None:
             kept = [name for name in pool.names if name in values]
@@ -105,6 +145,12 @@ class ExampleSource:
         values = dict(pool.values)
         _draw(self, seed, pool.size, values.setdefault)
         return values
+
+
+def draws_with_all(pool: DrawPool, draws: int) -> int:
+    """Return how many draws of a pool have all choices that the first ``draws`` have."""
+    choices = pool.choices[:draws]
+    return choices.index(choices[-1]) + 1 if choices else 0
 
 
 def draws_for(examples: int, subjects: Subjects | None) -> int:
@@ -133,26 +179,35 @@ def choose(strategy: Any, *, seed: int, examples: int) -> Mapping[str, Any]:
 
 def _pool(source: ExampleSource, seed: int, size: int) -> DrawPool:
     """Draw, and keep the small draws."""
-    names: list[str] = []
     values: dict[str, Any] = {}
+    pool = DrawPool([], values, size, [], [])
+    covering = Covering(random.Random(seed))
     kept = 0
 
     def add(name: str, drawn: Any) -> None:
         nonlocal kept
-        names.append(name)
+        pool.names.append(name)
+        pool.pairs.append(len(covering.pairs))
+        pool.choices.append(len(covering.met))
         kept += sum(getattr(leaf, "nbytes", 0) for leaf in jax.tree.leaves(_args(drawn)))
         if kept <= MOST_BYTES:
             values[name] = drawn
 
-    _draw(source, seed, size, add)
-    return DrawPool(names, values, size)
+    _draw(source, seed, size, add, covering)
+    return pool
 
 
 class _StopDrawing(BaseException):
     """Ends drawing. Not an ``Exception``, which Hypothesis would report as a failure."""
 
 
-def _draw(source: ExampleSource, seed: int, size: int, add: Callable[[str, Any], object]) -> None:
+def _draw(
+    source: ExampleSource,
+    seed: int,
+    size: int,
+    add: Callable[[str, Any], object],
+    covering: Covering | None = None,
+) -> None:
     """Draw different examples, ``size`` in all or fewer if there are no more.
 
     Raises:
@@ -181,15 +236,21 @@ def _draw(source: ExampleSource, seed: int, size: int, add: Callable[[str, Any],
         if len(names) >= size or idle >= _IDLE:
             raise _StopDrawing
 
-    given = hypothesis.seed(seed)(hypothesis.given(drawn=source.planned(seed))(collect))
-    with (
-        strategy_errors(source.strategy),
-        planning(),
-        without_module_constants(),
-        suppress(_StopDrawing),
-    ):
+    with strategy_errors(source.strategy):
+        _generate(source.planned(seed, covering), seed, most_draws(size), collect)
+    for name, drawn in small:
+        if name not in names and len(names) < size:
+            add(name, drawn)
+
+
+def _generate(
+    strategy: SearchStrategy[Any], seed: int, most: int, collect: Callable[..., None]
+) -> None:
+    """Let hypothesis draw up to ``most`` examples of a planned strategy."""
+    given = hypothesis.seed(seed)(hypothesis.given(drawn=strategy)(collect))
+    with planning(), without_module_constants(), suppress(_StopDrawing):
         hypothesis.settings(
-            max_examples=most_draws(size),
+            max_examples=most,
             database=None,
             deadline=None,
             phases=[Phase.generate],
@@ -197,9 +258,6 @@ def _draw(source: ExampleSource, seed: int, size: int, add: Callable[[str, Any],
             suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
             backend=PLANNED,
         )(given)()
-    for name, drawn in small:
-        if name not in names and len(names) < size:
-            add(name, drawn)
 
 
 def most_draws(size: int) -> int:

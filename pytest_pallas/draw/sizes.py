@@ -20,6 +20,7 @@ import operator
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import product
 from types import CodeType
 from typing import Any, SupportsIndex
 
@@ -327,15 +328,15 @@ class Learned:
 
     Attributes:
       tiles: the sizes of its blocks along dims that the strategy does not specify, by dim.
-      depth: how many buffers it uses in turns.
       long: the dim that may be so long that 16 bits do not count it; "" if that is expensive.
       stretched: whether the current draw has that size.
+      grows: whether examples may grow, for what of the kernel has not run.
     """
 
     tiles: tuple[tuple[str, tuple[int, ...]], ...] = ()
-    depth: int = 0
     long: str = ""
     stretched: bool = False
+    grows: bool = False
 
 
 @dataclass(frozen=True)
@@ -348,7 +349,8 @@ class SizePool:
       tiles: that the sizes were chosen around, or are multiples of.
       listed: whether the user listed the sizes.
       unsaid: whether the user did not specify them.
-      deep: how many tiles the largest size has, where it is for the buffers of a kernel; else 0.
+      further: sizes that only examples have which grow.
+      high: the largest size that the user allows; None without a limit.
     """
 
     sizes: tuple[int, ...]
@@ -356,7 +358,13 @@ class SizePool:
     tiles: tuple[int, ...] = ()
     listed: bool = False
     unsaid: bool = False
-    deep: int = 0
+    further: tuple[int, ...] = ()
+    high: int | None = None
+
+    @functools.cached_property
+    def every(self) -> tuple[int, ...]:
+        """All sizes, also the further ones, from the simplest on."""
+        return tuple(sorted({*self.sizes, *self.further}, key=simplicity))
 
 
 def make_pools(
@@ -366,7 +374,6 @@ def make_pools(
 
     Arguments by name have precedence over arguments for all dims, and ``multiple_of`` for all dims
     over ``around`` for all dims. Unspecified dims are around the tiles in ``learned``, or small.
-    Dims with tiles have a size of more of them than the kernel has buffers.
 
     Raises:
       SpecError: an argument that cannot be used, by name.
@@ -402,8 +409,8 @@ def make_pools(
     for name in names:
         argument = specified.get(name) or next(iter(for_all), None)
         if argument is None:
-            unsaid = _deepened(_unsaid(tiles_of.get(name, ()), low, high), learned.depth, high)
-            pools[name] = replace(unsaid, unsaid=True)
+            unsaid = replace(_unsaid(tiles_of.get(name, ()), low, high), unsaid=True)
+            pools[name] = _growing(unsaid, low, high, learned)
             continue
         value: Any = by_argument[argument]
         label = f"{argument}[{name!r}]" if isinstance(value, Mapping) else argument
@@ -413,7 +420,7 @@ def make_pools(
         else:
             make = _around if argument == "around" else _multiples
             pool = make(label, check_tiles(label, value), low, high)
-            pools[name] = _deepened(pool, learned.depth, high)
+            pools[name] = _growing(pool, low, high, learned, whole=argument == "multiple_of")
     return pools
 
 
@@ -435,8 +442,10 @@ def boundary(size: int, pool: SizePool) -> str:
     """Return the kind of boundary that a size of a pool is.
 
     ``"fixed"`` in a pool of one size, and the size itself where the user listed several. Else
-    ``"empty"``, ``"one"``, ``"tile-1"``, ``"tile"``, ``"tile+1"``, ``"2 tiles-1"`` and so on (with
-    several tiles ``"128-1"``, ``"2*128-1"``), ``"prime"`` or ``"other"``: the first that it is.
+    ``"empty"`` or ``"one"``; around tiles ``"tile-1"``, ``"tile"``, ``"tile+1"``, ``"2 tiles"``,
+    ``"2 tiles+1"``, ``"3 tiles"`` (with several ``"128-1"``, ``"128"``, ``"2*128"`` ...), or
+    ``"ragged"``, any other size; without tiles ``"prime"`` or ``"other"``. It is the first that
+    fits: the more kinds there are, the fewer pairs of them come together.
     """
     if len(pool.sizes) == 1:
         return "fixed"
@@ -444,37 +453,37 @@ def boundary(size: int, pool: SizePool) -> str:
         return str(size)
     if size < 2:
         return "one" if size else "empty"
-    for count in (1, 2, 3, *((pool.deep,) if pool.deep else ())):
-        for tile in sorted(set(pool.tiles)):
-            distance = size - count * tile
-            if abs(distance) <= 1:
-                if len(set(pool.tiles)) > 1:
-                    edge = str(tile) if count == 1 else f"{count}*{tile}"
-                else:
-                    edge = "tile" if count == 1 else f"{count} tiles"
-                return edge + ("", "+1", "-1")[distance]
+    tiles = sorted(set(pool.tiles))
+    for count, tile in product((1, 2, 3), tiles):
+        if len(tiles) > 1:
+            edge = str(tile) if count == 1 else f"{count}*{tile}"
+        else:
+            edge = "tile" if count == 1 else f"{count} tiles"
+        if size == count * tile:
+            return edge
+        if size == tile - 1:
+            return f"{edge}-1"
+        if size == count * tile + 1 and count <= (2 if len(tiles) == 1 else 1):
+            return f"{edge}+1"
+    if tiles:
+        return "ragged"
     return "prime" if _prime_above(size - 1) == size else "other"
 
 
-def exceeding(
-    sizes: Mapping[str, int], tiles: Mapping[str, Sequence[int]], deep: Mapping[str, int]
-) -> frozenset[str]:
+def exceeding(sizes: Mapping[str, int], tiles: Mapping[str, Sequence[int]]) -> frozenset[str]:
     """Return how sizes exceed tiles.
 
     ``"several"``: more than one tile along every dim with tiles. ``"ragged"``: the last of several
-    tiles is partial along one of them. ``"deep"``: more tiles along one than the kernel has
-    buffers. Empty if no dim has tiles.
+    tiles is partial along one of them. Empty if no dim has tiles.
 
     Args:
       sizes: of all dims.
       tiles: of dims that have some.
-      deep: of dims, the size from which on a kernel uses its buffers again.
     """
-    ways = {"deep"} if any(sizes[name] >= size for name, size in deep.items()) else set[str]()
-    if tiles and all(sizes[name] > max(tiles[name]) for name in tiles):
-        whole = all(sizes[name] % max(tiles[name]) == 0 for name in tiles)
-        ways |= {"several"} if whole else {"several", "ragged"}
-    return frozenset(ways)
+    if not tiles or any(sizes[name] <= max(tiles[name]) for name in tiles):
+        return frozenset()
+    whole = all(sizes[name] % max(tiles[name]) == 0 for name in tiles)
+    return frozenset({"several"} if whole else {"several", "ragged"})
 
 
 def check_int(argument: str, value: object, least: int) -> int:
@@ -543,25 +552,23 @@ def _multiples(label: str, tiles: tuple[int, ...], low: int, high: int | None) -
     return SizePool(tuple(sorted(set(kept), key=simplicity)), tiles=tiles)
 
 
-#: Up to so many buffers are used twice each by the draw of most tiles, and once again.
-_FEW_BUFFERS = 4
+#: The numbers of tiles of further sizes, and the largest of those without ``max_dim``.
+COUNTS = (*range(1, 18), 24, 25, *(n + more for n in (32, 64, 128, 256, 512) for more in (0, 1)))
+_LARGEST = 1 << 14
 
 
-def _deepened(pool: SizePool, depth: int, high: int | None) -> SizePool:
-    """Add a size of so many tiles that a kernel uses each of its buffers again.
-
-    A buffer that is refilled too early, or a phase that is one off, needs a tile more than there
-    are buffers, or than twice as many.
-    """
-    if not pool.tiles:
+def _growing(
+    pool: SizePool, low: int, high: int | None, learned: Learned, *, whole: bool = False
+) -> SizePool:
+    """Add further sizes, if examples may grow; only of ``whole`` tiles, or partial ones, too."""
+    if not learned.grows:
         return pool
-    tile = max(pool.tiles)
-    count = 2 * depth + 1 if depth <= _FEW_BUFFERS else depth + 1
-    if high is not None and count * tile > high:
-        count = min(depth + 1, high // tile)
-    if count <= depth or count * tile <= max(pool.sizes):
-        return pool
-    return replace(pool, sizes=(*pool.sizes, count * tile), deep=count)
+    tile = max(pool.tiles, default=1)
+    counts = [tile * count for count in COUNTS]
+    sizes = {*counts, *(size + 1 for size in counts if not whole)}
+    most = _LARGEST if high is None else high
+    further = {size for size in sizes - {*pool.sizes} if low <= size <= most}
+    return replace(pool, further=tuple(sorted(further)), high=high)
 
 
 #: More sizes of a dim than this cannot be listed.

@@ -330,9 +330,10 @@ _LEAST_BUFFERS, _MOST_BUFFERS = 3, 16
 def buffers_of(kernel: KernelCall, devices: Collection[int] = ()) -> int:
     """Return how many buffers a kernel seems to use in turns; 0 if it uses two or none.
 
-    It is the largest number of semaphores or barriers in an array, of buffers of a block, and in
-    kernels that copy by themselves of equal scratch buffers, and by which a number is divided for
-    its remainder; without arrays of semaphores, also of slots of scratch memory.
+    It is the largest number of semaphores or barriers in an array, of buffers of a block, by which
+    a number is divided for its remainder (also of steps that a sum takes over), and in kernels that
+    copy by themselves of equal scratch buffers; without arrays of semaphores, also of slots of
+    scratch memory.
 
     Args:
       kernel: the kernel.
@@ -343,9 +344,9 @@ def buffers_of(kernel: KernelCall, devices: Collection[int] = ()) -> int:
     avals = list(_scratch_of(kernel))
     arrays = [aval for aval in avals if not _is_semaphore(aval)]
     several = [n for aval in avals if _is_semaphore(aval) for n in aval.shape]
+    counts += _divisors(kernel.eqn)
     if kernel.asynchronous:
         counts += Counter((tuple(aval.shape), str(aval.dtype)) for aval in arrays).values()
-        counts += _divisors(kernel.eqn)
         if not several:
             counts += [aval.shape[0] for aval in arrays if len(aval.shape) > 2]
     of_devices = {n - less for n in devices for less in (0, 1)}

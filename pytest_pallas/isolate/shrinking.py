@@ -54,7 +54,7 @@ def shrink(
             dataclasses.replace(fuzz_of(run_of_item), run=run),
             lambda other: draw_name(other) == call,
             seed=run_of_item.options.seed,
-            max_examples=run_of_item.examples,
+            budget=run_of_item.budget,
             seconds=seconds,
         )
     except _ProcessEndedError as simplest:

@@ -457,14 +457,19 @@ def _conclude(
 
 
 def bitwise(
-    actual: npt.ArrayLike, expected: npt.ArrayLike, *, where: str = "", change: str = ""
+    actual: npt.ArrayLike,
+    expected: npt.ArrayLike,
+    *,
+    where: str = "",
+    change: str = "",
+    explained: bool = True,
 ) -> Comparison:
     """Compare two arrays bit for bit, NaN payloads and the sign of zero included.
 
     For determinism and immutability, where no error is small. Any shape and dtype of fixed size
     will do. ``expected_value`` and ``baseline_value`` are both those of ``expected``. With a
     ``change``, both are answers of the kernel: the actual one with that change, such as ``"with NaN
-    in the padding"``, the expected one without.
+    in the padding"``, the expected one without. A failure is ``explained`` as in ``compare``.
     """
     actual, expected = np.asarray(actual), np.asarray(expected)
     if actual.shape != expected.shape:
@@ -496,7 +501,7 @@ def bitwise(
     sides = ComparedArrays(actual, expected, expected)
     error = float(errors[index])
     result = replace(result, error=error, multiple=error, worst_index=index, **sides.at(index))
-    return explain(result, sides, change=change)
+    return explain(result, sides, change=change) if explained else result
 
 
 def bitwise_leaves(

@@ -21,6 +21,7 @@ from pallas_sim.findings import Text
 from pallas_sim.traces import own_lines
 from pytest_pallas.backends.protocol import Backend, label
 from pytest_pallas.backends.tracing import jitted, split
+from pytest_pallas.budget import ExampleBudget
 from pytest_pallas.checks import Check
 from pytest_pallas.checks.context import CheckContext, call
 from pytest_pallas.checks.schedule import Runs
@@ -359,7 +360,8 @@ def _mutant_error(error: BaseException | None) -> MutantError | None:
 
 def _drawn(run: CheckRun) -> list[Any]:
     """The calls of a check."""
-    return list(drawn_calls(run.source, run.options.seed, run.examples, subjects_of(run)))
+    usual = ExampleBudget.fixed(run.budget.count, varies=run.budget.varies)
+    return list(drawn_calls(run.source, run.options.seed, usual, subjects_of(run)))
 
 
 def _jaxpr(context: CheckContext, made: Any) -> Any:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 from pytest_pallas.mutate.runner import from_json, score, who
 from pytest_pallas.record import MutantVerdict, Note, Record
-from pytest_pallas.report.section import Line, Results, rendered, section
+from pytest_pallas.report.section import Results, rendered, section
 
 #: Outcomes that fail a run.
 _BAD = ("failed", "xpassed")
@@ -225,11 +225,13 @@ def section_of_mutants(results: Results) -> Iterator[str]:
     yield f"score {overall}: {', '.join([f'{len(total.verdicts)} mutants', *counts])}"
 
 
-@section("mutation score")
-def section_of_score(results: Results) -> Iterator[Line]:
-    """The failure of ``--pallas-mutate-min``."""
-    if results.score:
-        yield Line(results.score, "red")
+def shortfall(records: Sequence[Record], least: float) -> Iterator[str]:
+    """Yield the failure of ``--pallas-mutate-min`` if the score is lower than ``least`` percent."""
+    score = together(groups(records)).score
+    if score is None:
+        yield f"--pallas-mutate-min={least:g}: no mutant ran"
+    elif score < least:
+        yield f"--pallas-mutate-min={least:g}: the score is {score:.1f} %"
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,8 @@
 
 ``--pallas-results`` writes the records as JSON (docs/reference.md, "Results"),
 ``--pallas-failures`` only those of failures, without what their messages say as well, and
-``--pallas-html`` the page, which ``report.html`` renders.
+``--pallas-html`` the page, which ``report.html`` renders, and ``--pallas-coverage`` what of the
+kernels ran (``report.coverage``).
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ from pytest_pallas.record import (
     status_of,
     to_json,
 )
+from pytest_pallas.report.coverage import covered, described, lcov
 from pytest_pallas.report.section import number
 from pytest_pallas.report.terminal import count_distinct, entries
 from pytest_pallas.results import FinishedTest, plain_tests, text_parts
@@ -92,6 +94,9 @@ def write_files(
         elif name == "failures":
             bad = sum(record.outcome in BAD for record in others(records))
             parts, count = failures(session, records), number(bad, "failure")
+        elif name == "coverage":
+            kernels = covered(others(records))
+            parts, count = lcov(kernels, session.config.rootpath), described(kernels)
         else:
             tests = ((), (), {}) if kept is None else (kept.collected, kept.tests, kept.parts)
             parts = document(session, records, *tests)
@@ -185,7 +190,10 @@ def document(
 
 
 #: Fields of a record that the file of failures leaves out; its message has what they say.
-_LONG = ("explanation", "pictures", "compiled", "inputs", "signatures", "mutants")
+_LONG = (
+    *("explanation", "pictures", "compiled", "inputs", "signatures", "mutants"),
+    *("coverage", "unreached"),
+)
 
 
 def failures(session: PytestSession, records: Sequence[Record]) -> Iterator[str]:

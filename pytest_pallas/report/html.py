@@ -36,6 +36,15 @@ from pytest_pallas.grid.analysis import Analysis
 from pytest_pallas.judge.references import flatten
 from pytest_pallas.mutate.report import MutantSummary, mutants, others
 from pytest_pallas.record import BAD, STATUSES, Record, error_fields, status_of
+from pytest_pallas.report.coverage import (
+    CoveredSource,
+    KernelCoverage,
+    coverage_of,
+    covered_sources,
+    gap_of,
+    place_of,
+    reasons_of,
+)
 from pytest_pallas.report.drawings import (
     MOST_WAITS,
     Svg,
@@ -77,6 +86,9 @@ def _environment() -> Any:
     )
     environment.filters["times"] = times
     environment.filters["share"] = share
+    environment.filters["gap"] = gap_of
+    environment.filters["place"] = place_of
+    environment.filters["reasons"] = reasons_of
     return environment
 
 
@@ -205,9 +217,9 @@ def _hash(text: str) -> str:
 #: States of a row or a cell, worst first.
 STATES = ("failed", "xfailed", "passed", "skipped", "none")
 
-#: Limits on the size of the page: the number of failures with pictures, and of kernels without
-#: failures that have details.
-MOST_DRAWN, MOST_DETAILED = 400, 1000
+#: Limits on the size of the page: the number of failures with pictures, of kernels without
+#: failures that have details, and of kernels with source code.
+MOST_DRAWN, MOST_DETAILED, MOST_SOURCED = 400, 1000, 200
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -267,6 +279,8 @@ class KernelRow:
       checks: all checks, failures first; empty if there is no room for them.
       records: of all checks.
       multiple: the worst error as a multiple of the baseline's, or None.
+      coverage: what of it ran on simulators, or None.
+      sources: its source code with what ran, if there is room.
     """
 
     anchor: str
@@ -279,6 +293,8 @@ class KernelRow:
     checks: Sequence[CheckRow]
     records: Sequence[Record]
     multiple: float | None
+    coverage: KernelCoverage | None = None
+    sources: Sequence[CoveredSource] = ()
 
     @property
     def counts(self) -> str:
@@ -317,13 +333,24 @@ def kernels(records: Sequence[Record], backends: Sequence[str]) -> list[KernelRo
                 checks=check_rows(rows),
                 records=rows,
                 multiple=worst(rows),
+                coverage=coverage_of(rows) if any(row.coverage for row in rows) else None,
             )
         )
     made.sort(key=lambda kernel: (-kernel.rank, kernel.family, kernel.name))
     right = [position for position, kernel in enumerate(made) if not kernel.failures]
     for position in right[MOST_DETAILED:]:
         made[position] = replace(made[position], checks=())
+    detailed = [i for i, kernel in enumerate(made) if kernel.coverage and kernel.checks]
+    detailed.sort(key=lambda i: -_missing(made[i]))
+    for position in detailed[:MOST_SOURCED]:
+        kernel = made[position]
+        assert kernel.coverage is not None
+        made[position] = replace(kernel, sources=covered_sources(kernel.coverage))
     return made
+
+
+def _missing(kernel: KernelRow) -> int:
+    return 0 if kernel.coverage is None else kernel.coverage.missing
 
 
 def check_rows(records: Sequence[Record]) -> list[CheckRow]:

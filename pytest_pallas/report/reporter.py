@@ -51,7 +51,7 @@ class Reporter:
         self.written: list[tuple[bool, str]] = []
         self.began_with_header = False
         self.costs = ""
-        self.least = ""
+        self.below: list[str] = []
 
     def pytest_report_header(self) -> list[str]:
         """Print the header: versions, backends and settings."""
@@ -120,7 +120,7 @@ class Reporter:
             self.records[:] = credit_first_kills(self.records, self.mutants, killed)
         self._sort_failures(session)
         self._record_costs(session)
-        self._require_score(session)
+        self._require_least(session)
         self._join_failures(session)
         if self.session.empty_shard and session.exitstatus == pytest.ExitCode.NO_TESTS_COLLECTED:
             session.exitstatus = pytest.ExitCode.OK  # other machines run them
@@ -177,19 +177,20 @@ class Reporter:
             self.costs = f"--pallas-cost: {error}"
             session.exitstatus = pytest.ExitCode.USAGE_ERROR
 
-    def _require_score(self, session: pytest.Session) -> None:
-        """Fail the run if the mutation score is below ``--pallas-mutate-min``."""
-        least = self.session.options.mutate_min
-        if self.session.options.mutate is None or not least:
-            return
-        from pytest_pallas.mutate import report as mutants
+    def _require_least(self, session: pytest.Session) -> None:
+        """Fail the run if coverage or the mutation score is below the least that is required."""
+        options = self.session.options
+        if options.coverage_min and not (options.shard or options.replay):
+            from pytest_pallas.mutate.report import others
+            from pytest_pallas.report import coverage
 
-        score = mutants.together(mutants.groups(self.records)).score
-        if score is None:
-            self.least = f"--pallas-mutate-min={least:g}: no mutant ran"
-        elif score < least:
-            self.least = f"--pallas-mutate-min={least:g}: the score is {score:.1f} %"
-        if self.least and session.exitstatus in (
+            kernels = coverage.covered(others(self.records))
+            self.below += coverage.shortfall(kernels, options.coverage_min)
+        if options.mutate is not None and options.mutate_min:
+            from pytest_pallas.mutate import report as mutants
+
+            self.below += mutants.shortfall(self.records, options.mutate_min)
+        if self.below and session.exitstatus in (
             pytest.ExitCode.OK,
             pytest.ExitCode.NO_TESTS_COLLECTED,
         ):
@@ -242,7 +243,7 @@ class Reporter:
             compiled=compiled,
             not_applicable=terminal.entries(self.session.not_applicable, self.records),
             costs=self.costs,
-            score=self.least,
+            below=self.below,
             **shown,
         )
 

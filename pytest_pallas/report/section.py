@@ -38,7 +38,7 @@ class Results:
       compiled: those of checks that compiled one.
       not_applicable: checks that do not apply.
       costs: the result of recording or comparing costs; "" if there is none.
-      score: the failure of ``--pallas-mutate-min``; "" if the score is high enough.
+      below: the failures of ``--pallas-coverage-min`` and ``--pallas-mutate-min``.
       width: columns of the terminal.
       wide: columns of a wide table: more than ``width`` where the output is no terminal.
       color: whether colors may be used.
@@ -51,7 +51,7 @@ class Results:
     compiled: Sequence[Record] = ()
     not_applicable: Sequence[NotApplicable] = ()
     costs: str = ""
-    score: str = ""
+    below: Sequence[str] = ()
     width: int = 80
     wide: int = 80
     color: bool = False

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 MODULES = (
     "report.terminal",
     "report.inputs",
+    "report.coverage",
     "compile.report",
     "mutate.report",
     "replay.report",
@@ -21,8 +22,9 @@ MODULES = (
 
 #: The order in the terminal, by name. Sections that are not here come last.
 _ORDER = (
-    *("results", "footnotes", "not applicable", "inputs", "distinct", "untried inputs"),
-    *("compilers", "mutants", "mutation score", "costs", "goldens", "fleet"),
+    *("results", "footnotes", "not applicable", "inputs", "coverage", "distinct"),
+    *("untried inputs", "unreached"),
+    *("compilers", "mutants", "minimums", "costs", "goldens", "fleet"),
 )
 
 

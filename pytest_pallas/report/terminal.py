@@ -15,7 +15,7 @@ from pytest_pallas.backends.protocol import label
 from pytest_pallas.compat.fuzzing import hypothesis_profile
 from pytest_pallas.pytest_session import PytestSession
 from pytest_pallas.record import Kind, NotApplicable, Record, not_applicable_of, of_kind
-from pytest_pallas.report.section import Results, group_by, number, section
+from pytest_pallas.report.section import Line, Results, group_by, number, section
 from pytest_pallas.report.summary import summary
 from pytest_pallas.tested import TESTED
 
@@ -225,6 +225,12 @@ def distinct(results: Results) -> Iterator[str]:
     counted = count_distinct((*results.executed, *results.compiled))
     if counted.triples:
         yield str(counted)
+
+
+@section("minimums")
+def minimums(results: Results) -> Iterator[Line]:
+    """Write which required minimums the run is below."""
+    yield from (Line(text, "red") for text in results.below)
 
 
 # Checks that do not apply: one line of counts, and with ``-v`` a line for each requirement.

@@ -388,7 +388,7 @@ def inputs_on(
 def adapted(
     session: Session, spec: KernelSpec, axes: MeshAxes, meshes: Sequence[tuple[Mesh | None, Any]]
 ) -> Any:
-    """Return the strategy of a spec, with draws around the kernel's blocks, and for its buffers.
+    """Return the strategy of a spec, with draws around the kernel's blocks, which may grow.
 
     Args:
       session: caches what was learned.
@@ -402,9 +402,11 @@ def adapted(
     if traced and key not in session.tiles:
         mesh, strategy = meshes[0]
         session.tiles[key] = learned(spec, strategy, mesh)
-    strategies = [
-        around(strategy, *session.tiles[key]) if traced else strategy for _, strategy in meshes
-    ]
+    if traced:
+        tiles, _, long = session.tiles[key]
+        strategies = [around(strategy, tiles, long) for _, strategy in meshes]
+    else:
+        strategies = [strategy for _, strategy in meshes]
     if not is_drawn(axes):
         return strategies[0]
     sizes = (dict(mesh.shape) for mesh, _ in meshes if mesh is not None)
@@ -443,7 +445,7 @@ def learned(
         sizes = () if mesh is None else tuple(mesh.shape.values())
         depth = max([depth, *(buffers_of(kernel, sizes) for kernel in kernels)])
     sorted_blocks = {name: tuple(sorted(tiles)) for name, tiles in blocks.items()}
-    long = "" if mesh is not None else _long_dim(spec, strategy, sorted_blocks, depth)
+    long = "" if mesh is not None else _long_dim(spec, strategy, sorted_blocks)
     return sorted_blocks, depth, long
 
 
@@ -451,14 +453,12 @@ def learned(
 _FEW_PROGRAMS = 80
 
 
-def _long_dim(
-    spec: KernelSpec, strategy: Any, tiles: Mapping[str, tuple[int, ...]], depth: int
-) -> str:
+def _long_dim(spec: KernelSpec, strategy: Any, tiles: Mapping[str, tuple[int, ...]]) -> str:
     """Return the last dim that is cheap to draw longer than 16 bits count; "" if there is none."""
     declared = draw_once(strategy).declared
     for name in list(declared.kinds if declared is not None else ())[: -_LONG_DIMS - 1 : -1]:
         try:
-            drawn = draw_once(around(strategy, tiles, depth, name, stretches=True))
+            drawn = draw_once(around(strategy, tiles, name, stretches=True))
             if drawn.recipe.get(name, 0) <= 2**16:
                 continue
             traces = [

@@ -12,7 +12,7 @@ import inspect
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import nullcontext, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -21,6 +21,7 @@ from pallas_sim.errors import OptionError, PallasError
 from pytest_pallas.backends.processes import gang
 from pytest_pallas.backends.protocol import Backend, label
 from pytest_pallas.backends.registry import parse
+from pytest_pallas.budget import ELEMENTS_PER_EQUATION, EXAMPLE_COST, ExampleBudget
 from pytest_pallas.checks import Check
 from pytest_pallas.checks.context import (
     CheckContext,
@@ -52,6 +53,10 @@ if TYPE_CHECKING:
     from pytest_pallas.replay.goldens import LoadedExample
 
 
+#: The part of the examples of a check that run even if each is expensive, and of ``forward``.
+_LEAST, _LEAST_OF_BASE = 1 / 3, 2 / 3
+
+
 @dataclass(frozen=True, kw_only=True)
 class CheckRun(CallProperties):
     """A check of a kernel on a backend and a mesh, in one test.
@@ -78,6 +83,7 @@ class CheckRun(CallProperties):
       before: the backends of the spec to compare with.
       expected: whether it is expected to fail, so that it does not shrink.
       left_out: returns whether collection left out a check, by name.
+      costs: of the examples that ran; see ``budget``.
     """
 
     session: Session
@@ -99,6 +105,7 @@ class CheckRun(CallProperties):
     before: Sequence[Backend] = ()
     expected: bool = False
     left_out: Callable[[str], bool] = lambda _: False
+    costs: list[int] = field(default_factory=list[int])
 
     @property
     def backend_name(self) -> str:
@@ -146,14 +153,26 @@ class CheckRun(CallProperties):
         return item_name(self.spec, self.check.name, self.backend, self.axes)
 
     @property
-    def examples(self) -> int:
-        """The number of examples to draw, without a time limit."""
+    def budget(self) -> ExampleBudget:
+        """How many examples to draw, without a time limit.
+
+        It is a fixed number if the options say so, or where nothing counts what examples cost.
+        """
         if not self.drawn:
-            return 0
+            return ExampleBudget.fixed(0)
         count = self.check.examples(self.options.examples_on(self.backend.kind, self.devices))
-        if not (self.meshes and self.check.every_mesh) or "max_examples" in self.options.explicit:
-            return count
-        return max(count, examples_for(self.axes, [dict(mesh.shape) for mesh, _ in self.meshes]))
+        simulates = self.backend.kind == "simulating"
+        if "max_examples" in self.options.explicit:
+            return ExampleBudget.fixed(count, varies=not simulates)
+        part = _LEAST_OF_BASE if self.check.base else _LEAST
+        least = max(self.check.min_examples, math.ceil(count * part))
+        if self.meshes and self.check.every_mesh:
+            least = examples_for(self.axes, [dict(mesh.shape) for mesh, _ in self.meshes])
+            count = max(count, least)
+        if not simulates or gang() is not None:
+            return ExampleBudget.fixed(count, varies=not simulates)
+        most = 1 << count.bit_length() if self.check.base else count
+        return ExampleBudget(count=count, least=least, most=most, costs=self.costs)
 
     @property
     def source_key(self) -> tuple[Any, ...]:
@@ -346,6 +365,10 @@ def run_example(
                 else facts_of(error).plain
             )
         return None
+    finally:
+        run.costs.append(_cost_of(context))
+        if counts:
+            result.cover(context.coverage)
     kernels = check_result.outcome.kernels if check_result.outcome else ()
     text = on_two_devices(kernels) if counts and run.check.base else None
     if text is not None and not _has_more_devices(run):
@@ -359,6 +382,16 @@ def run_example(
         with suppress(NotApplicableError):
             run_check(check, context, run.name)
     return check_result
+
+
+def _cost_of(context: CheckContext) -> int:
+    """Return what an example cost, in equations; see ``ExampleBudget``."""
+    import jax
+
+    arrays = (leaf for leaf in jax.tree.leaves(context.arguments.args) if hasattr(leaf, "shape"))
+    elements = sum(math.prod(array.shape) for array in arrays)
+    runs = max(1, len(context.run_steps))
+    return EXAMPLE_COST + sum(context.run_steps) + runs * elements // ELEMENTS_PER_EQUATION
 
 
 def _has_more_devices(run: CheckRun) -> bool:
@@ -445,7 +478,7 @@ def with_goldens(run: CheckRun) -> Check:
         test=run.test,
         mesh=run.sizes,
         seed=run.options.seed,
-        examples=run.examples,
+        examples=run.budget.most,
     )
     return keeping(run.check, run.name, request)
 

@@ -7,32 +7,36 @@ spec, and half as many drawn ones.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import math
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import jax
 
+from pallas_sim.coverage import Reached
 from pallas_sim.errors import PallasError
 from pytest_pallas.backends.processes import gang
 from pytest_pallas.backends.tracing import shape_of
+from pytest_pallas.budget import ExampleBudget
 from pytest_pallas.checks import Check
 from pytest_pallas.checks.context import CheckContext
 from pytest_pallas.checks.golden import Goldens, written_call
 from pytest_pallas.checks.schedule import Runs
 from pytest_pallas.checks.verdict import conclude, run_check
-from pytest_pallas.draw.arguments import Arguments, as_arguments
+from pytest_pallas.coverage import reason_of
+from pytest_pallas.draw.arguments import Arguments, as_arguments, larger_first
 from pytest_pallas.draw.arrays import draw_once
 from pytest_pallas.draw.database import Recorded
-from pytest_pallas.draw.examples import choose
+from pytest_pallas.draw.examples import choose, draw_name
+from pytest_pallas.draw.growth import Growth
 from pytest_pallas.draw.meshes import fixed_sizes, is_drawn
 from pytest_pallas.errors import CompilerFailedError, GoldenError, facts_of
 from pytest_pallas.pytest_session import Part
+from pytest_pallas.record import Note
 from pytest_pallas.replay.values import call_of, read
 from pytest_pallas.run.backends import run_on
 from pytest_pallas.run.check_run import (
@@ -175,10 +179,10 @@ def _right_context(
         fields = run_on(session, run.backend, spec, sizes, skips=False)
         other = check_run(session, run.backend, spec, check=run.check, node=run.node, **fields)
         drawn = draw_once(other.source.strategy)
-        arguments = dataclasses.replace(as_arguments(drawn), mesh=sizes)
+        arguments = replace(as_arguments(drawn), mesh=sizes)
         context = context_of(other, arguments, trial=Runs())
-        quiet = dataclasses.replace(context.settings, races=False, dma=False)
-        answer = session.base.run(dataclasses.replace(context, settings=quiet, explained=False))
+        quiet = replace(context.settings, races=False, dma=False)
+        answer = session.base.run(replace(context, settings=quiet, explained=False))
     except Exception:  # whatever a kernel, its inputs or its reference raise on such a mesh
         return None
     return None if answer.failed is not None else context
@@ -237,7 +241,30 @@ def fuzz_of(run: CheckRun, through: Any = None) -> Fuzz:
         shrink=not run.expected and not mutated,
         database=database,
         elsewhere=elsewhere,
+        growth=_growth_of(run),
     )
+
+
+def _growth_of(run: CheckRun) -> Growth | None:
+    """Return the growth of a check's examples; None for checks and backends without.
+
+    The base check's examples grow for all checks: each of its runs watches for races, too. Where it
+    does not run, those grow of the sanitizers that need several blocks.
+    """
+    spec, session, steps = run.spec, run.session, run.options.growth_steps
+    if spec is None or not steps or run.backend.kind != "simulating" or session.mutant is not None:
+        return None
+    chosen = {check.name for check in session.checks_for(run.options)}
+    based = session.base.name in chosen.intersection(chosen if spec.checks is None else spec.checks)
+    if not run.check.base and (based or run.check.subjects is not larger_first):
+        return None
+
+    def accepts(reached: Reached, way: str) -> bool:
+        return bool(reason_of(spec.unreached, reached, way))
+
+    learned = session.tiles.get((spec.file, spec.name, *run.axes.items()), ({}, 0, ""))
+    depth = learned[1]
+    return Growth(budget=steps, depth=depth, accepts=accepts, explain=run.result.explain)
 
 
 def _fuzz(
@@ -267,17 +294,19 @@ def _fuzz(
         log = None if part is None else part.rounds
         run_rounds(run, what, rounds, first_round=first, seconds=slot(), pulse=pulse, log=log)
     elif (seconds := slot()) is not None:
-        fuzz_for(what, seconds, seed=options.seed, max_examples=run.examples, pulse=pulse)
+        fuzz_for(what, seconds, seed=options.seed, budget=run.budget, pulse=pulse)
     else:
         _fuzz_examples(run, what)
+        if run.budget.ended:
+            run.result.add_note(Note(str(run.budget), "run"))
     return ""
 
 
 def _fuzz_examples(run: CheckRun, what: Fuzz) -> None:
     """Run the usual number of examples."""
     __tracebackhide__ = True
-    fuzz(what, seed=run.options.seed, max_examples=run.examples)
-    if not run.result.examples and run.examples < _FURTHER:
+    fuzz(what, seed=run.options.seed, budget=run.budget)
+    if not run.result.examples and run.budget.count < _FURTHER:
         _fuzz_until_one_counts(run, what)
 
 
@@ -285,11 +314,17 @@ def _fuzz_until_one_counts(run: CheckRun, what: Fuzz) -> None:
     """Continue with further examples, if the check did not apply to the first ones."""
     __tracebackhide__ = True
     seed = run.options.seed
-    for number, drawn in enumerate(drawn_calls(what.source, seed, _FURTHER, what.subjects), 1):
+    budget = replace(run.budget, count=_FURTHER, least=0, most=_FURTHER)
+    for number, drawn in enumerate(drawn_calls(what.source, seed, budget, what.subjects), 1):
+        if draw_name(drawn) in what.passed:
+            continue
+        if not budget.goes_on:
+            return
         try:
             what.run(drawn)
         except Exception:
-            fuzz(what, seed=seed, max_examples=number)  # finds the same failure, and shrinks it
+            # It finds the same failure, and shrinks it.
+            fuzz(what, seed=seed, budget=ExampleBudget.fixed(number, varies=budget.varies))
             raise
         if run.result.examples:
             return
@@ -307,7 +342,7 @@ def calls_to_compile(run: CheckRun) -> Iterator[tuple[Any, bool]]:
     for call in cast("Sequence[Any]", typical(mesh) if callable(typical) else typical):
         arguments = as_arguments(call)
         if run.meshes:
-            arguments = dataclasses.replace(arguments, mesh=dict(mesh.shape))
+            arguments = replace(arguments, mesh=dict(mesh.shape))
         yield arguments, True
     for arguments in _drawn(run):
         yield arguments, False
@@ -331,7 +366,7 @@ def _abstract(arguments: Any) -> Any:
     args = jax.tree.map(
         lambda leaf: shape_of(leaf) if hasattr(leaf, "dtype") else leaf, arguments.args
     )
-    return dataclasses.replace(arguments, args=args)
+    return replace(arguments, args=args)
 
 
 # Run the calls of goldens, instead of new draws: ``--pallas-golden=replay``.
@@ -359,7 +394,8 @@ def replay_goldens(run: CheckRun, goldens: Goldens, source: ExampleSource) -> st
 
     @functools.cache
     def drawn(seed: int, examples: int) -> dict[tuple[str, str], Arguments]:
-        calls = (as_arguments(call) for call in drawn_calls(source, seed, examples, subjects))
+        budget = ExampleBudget.fixed(examples, varies=run.budget.varies)
+        calls = (as_arguments(call) for call in drawn_calls(source, seed, budget, subjects))
         return {(written_call(call).digest, str(dict(call.mesh))): call for call in calls}
 
     for golden in kept_goldens:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import base64
 import functools
 import math
+import random
 import re
 import time
 import traceback
@@ -28,8 +29,9 @@ from hypothesis.database import ExampleDatabase
 from hypothesis.errors import DidNotReproduce, InvalidArgument
 
 from pallas_sim.dtypes import epsilon, is_exact
-from pallas_sim.errors import OptionError, PallasError
+from pallas_sim.errors import KernelError, OptionError, PallasError
 from pytest_pallas.backends.processes import agree, gang
+from pytest_pallas.budget import ExampleBudget
 from pytest_pallas.checks.context import CheckResult
 from pytest_pallas.checks.diagnosis import show_larger
 from pytest_pallas.checks.inputs import inputs_of
@@ -42,8 +44,24 @@ from pytest_pallas.compat.fuzzing import (
 )
 from pytest_pallas.decoding import DataError, decode
 from pytest_pallas.draw.arguments import MOST_VARIANTS, as_arguments, mark_drawn, variants
-from pytest_pallas.draw.examples import ExampleSource, Subjects, draw_name, draws_for, most_draws
-from pytest_pallas.errors import GangError, facts_of
+from pytest_pallas.draw.covering import Covering, Goal
+from pytest_pallas.draw.examples import (
+    AIMS,
+    ExampleSource,
+    Subjects,
+    draw_name,
+    draws_for,
+    draws_with_all,
+    most_draws,
+)
+from pytest_pallas.draw.growth import Growth
+from pytest_pallas.errors import (
+    CapacityError,
+    GangError,
+    KernelReferenceError,
+    NoPallasCallError,
+    facts_of,
+)
 from pytest_pallas.judge.references import flatten
 from pytest_pallas.judge.tolerance import Comparison
 
@@ -56,6 +74,12 @@ DRAWS, EACH = 8, 8
 
 #: Number of saved examples that may pass before the replay stops.
 REMEMBERED = 10
+
+#: Errors with which a kernel refuses a call, or no chip can run it.
+_REFUSALS = (KernelError, NoPallasCallError, KernelReferenceError, CapacityError)
+
+#: Number of further draws of the plan, where something of the kernel has not run.
+FURTHER = 8
 
 #: Number of draws in a round of timed fuzzing.
 ROUND = 32
@@ -81,6 +105,7 @@ class Fuzz:
       passed: calls that passed, by their words; they do not run again.
       shapes: signatures of the draws of all earlier rounds; draws of new shapes come first.
       subjects: see ``ExampleSource.choose``.
+      growth: examples for what of the kernel has not run; None for none.
     """
 
     run: Callable[[Any], object]
@@ -92,28 +117,48 @@ class Fuzz:
     passed: set[str] = field(default_factory=set[str])
     shapes: set[str] = field(default_factory=set[str])
     subjects: Subjects | None = None
+    growth: Growth | None = None
 
 
-def fuzz(what: Fuzz, *, seed: int, max_examples: int, until: float | None = None) -> None:
-    """Run ``max_examples`` different examples, and shrink the first failure.
+def fuzz(what: Fuzz, *, seed: int, budget: ExampleBudget, until: float | None = None) -> None:
+    """Run different examples, as many as a budget has, and shrink the first failure.
 
     Examples that failed here in earlier runs come first, those that failed elsewhere come last.
+    Before these, examples grow for what of the kernel has not run.
 
     Args:
       what: the check to fuzz.
       seed: seed of the draws.
-      max_examples: the number of examples.
+      budget: of the examples.
       until: when to stop, by ``time.monotonic``.
 
     Raises:
       Exception: the error of the simplest failing example; its ``others`` have other causes.
     """
     __tracebackhide__ = True
-    runner = ExampleRunner(what.run, what.passed, until=until)
-    draws, calls = _planned(what.source, seed, max_examples, what.subjects)
+    runner = ExampleRunner(what.run, what.passed, until=until, growth=what.growth)
+    draws, calls = _planned(what.source, seed, budget, what.subjects)
+    if budget.most > budget.count:
+        whole = draws_with_all(what.source.pool(seed, draws), budget.count)
+        budget = replace(budget, least=max(budget.least, whole))
+    more = draws + FURTHER
+
+    def attempt(drawn: Any, goal: Goal | None) -> None:
+        __tracebackhide__ = True
+        runner.undeclared = bool(goal and what.growth and what.growth.exceeds(goal))
+        planned = _PlannedCall(drawn, draw_name(drawn), 0)
+        _explore(what, runner, [planned], seed=seed, draws=more, goal=goal)
+
+    def further() -> Iterator[Any]:
+        choice = what.source.choose(seed, more, what.subjects)
+        return (drawn for name, drawn in choice.items() if name not in runner.passed)
+
     try:
         _remembered(what, runner, what.database)
-        _explore(what, runner, calls, seed=seed, draws=draws)
+        budget.costs.clear()  # saved examples are not among those that it counts
+        _explore(what, runner, calls, seed=seed, draws=draws, budget=budget)
+        if what.growth is not None and not runner.over:
+            what.growth.grow(what.source, seed, attempt, further)
     except PallasError as error:
         if what.shrink and not error.timed_out:
             facts_of(error).others = tuple(_others(what, runner, error, calls))
@@ -125,10 +170,10 @@ def fuzz(what: Fuzz, *, seed: int, max_examples: int, until: float | None = None
 
 
 def drawn_calls(
-    source: ExampleSource, seed: int, max_examples: int, subjects: Subjects | None = None
+    source: ExampleSource, seed: int, budget: ExampleBudget, subjects: Subjects | None = None
 ) -> Iterator[Any]:
-    """Return the calls that ``fuzz`` runs."""
-    return (planned.call for planned in _planned(source, seed, max_examples, subjects)[1])
+    """Return the calls that ``fuzz`` runs, if all within the budget are cheap."""
+    return (planned.call for planned in _planned(source, seed, budget, subjects)[1])
 
 
 def fuzz_until(what: Fuzz, *, seed: int, until: float) -> None:
@@ -232,13 +277,14 @@ class _PlannedCall:
 
 
 def _planned(
-    source: ExampleSource, seed: int, examples: int, subjects: Subjects | None
+    source: ExampleSource, seed: int, budget: ExampleBudget, subjects: Subjects | None
 ) -> tuple[int, Iterator[_PlannedCall]]:
-    """Return the number of draws for so many examples, and the calls to run."""
-    draws, most = effort(examples)
-    choice = source.choose(seed, draws, subjects)
-    most = min(MOST_VARIANTS, max(most, math.ceil(examples / max(1, len(choice)))))
-    return draws, islice(_calls(choice, most), examples)
+    """Return the number of draws of a budget, and the calls that it may run."""
+    draws, most = effort(budget.count) if budget.varies else (budget.most, 1)
+    usual = None if budget.varies else budget.count
+    choice = source.choose(seed, draws, subjects, usual)
+    most = min(MOST_VARIANTS, max(most, math.ceil(budget.count / max(1, len(choice)))))
+    return draws, islice(_calls(choice, most), max(budget.count, len(choice)))
 
 
 def _calls(
@@ -258,13 +304,20 @@ def _explore(
     calls: Iterable[_PlannedCall],
     *,
     seed: int,
-    draws: int,
+    draws: int = 0,
+    goal: Goal | None = None,
     spent: _DrawTimes | None = None,
+    budget: ExampleBudget | None = None,
 ) -> None:
-    """Run calls, and shrink the first failure; ``spent`` records their times."""
+    """Run calls, of a goal or else of so many draws, within a budget, and shrink the first failure.
+
+    ``spent`` records their times.
+    """
     __tracebackhide__ = True
     spent = _DrawTimes() if spent is None else spent
     for planned in calls:
+        if budget is not None and not budget.goes_on:
+            return
         if not planned.number:
             spent.variants = 0.0
         if draw_name(planned.call) in runner.passed:
@@ -274,7 +327,9 @@ def _explore(
             runner.one(planned.call)
         except Exception as error:
             most = max(EACH, planned.number + 1)
-            _shrunk(what, runner, planned.text, seed=seed, draws=draws, most=most)
+            examples = AIMS if goal else most_draws(_pool_size(what, seed, draws))
+            strategy = what.source.planned(seed, Covering(random.Random(seed), goal))
+            _shrunk(what, runner, planned.text, strategy, seed=seed, examples=examples, most=most)
             raise error from error.__cause__
         if runner.over:
             return
@@ -282,7 +337,7 @@ def _explore(
 
 
 def shrink_with(
-    what: Fuzz, fails: Callable[[Any], bool], *, seed: int, max_examples: int, seconds: float
+    what: Fuzz, fails: Callable[[Any], bool], *, seed: int, budget: ExampleBudget, seconds: float
 ) -> None:
     """Shrink the call of ``fuzz`` that is known to fail.
 
@@ -290,17 +345,19 @@ def shrink_with(
       what: runs a draw, and with it its variants.
       fails: whether this is the call.
       seed: seed of the draws.
-      max_examples: the number of examples.
+      budget: of the examples.
       seconds: time limit for new draws.
 
     Raises:
       Exception: the error of the simplest draw that fails.
     """
-    draws, calls = _planned(what.source, seed, max_examples, what.subjects)
+    draws, calls = _planned(what.source, seed, budget, what.subjects)
     for planned in calls:
         if fails(planned.call):
             runner = ExampleRunner(what.run, what.passed, shrink_seconds=seconds)
-            _shrunk(what, runner, planned.text, seed=seed, draws=draws, most=1)
+            strategy = what.source.planned(seed)
+            examples = most_draws(_pool_size(what, seed, draws))
+            _shrunk(what, runner, planned.text, strategy, seed=seed, examples=examples, most=1)
             return
 
 
@@ -389,8 +446,20 @@ def _remembered(what: Fuzz, runner: ExampleRunner, database: Any) -> None:
         )
 
 
+def _pool_size(what: Fuzz, seed: int, draws: int) -> int:
+    """Return the number of draws among which ``draws`` of a seed were chosen."""
+    return what.source.pool(seed, draws_for(draws, what.subjects)).size
+
+
 def _shrunk(
-    what: Fuzz, runner: ExampleRunner, text: str, *, seed: int, draws: int, most: int
+    what: Fuzz,
+    runner: ExampleRunner,
+    text: str,
+    strategy: Any,
+    *,
+    seed: int,
+    examples: int,
+    most: int,
 ) -> None:
     """Shrink the failure, save the simplest example, and raise its error.
 
@@ -404,15 +473,14 @@ def _shrunk(
             runner.group(drawn, most)
 
     seen: list[bool] = []
-    size = what.source.pool(seed, draws_for(draws, what.subjects)).size
     phases = [Phase.generate, Phase.shrink] if what.shrink else [Phase.generate]
     with planning(), without_module_constants():  # as in choose
         test = _test(
             what,
             example,
-            strategy=what.source.planned(seed),
+            strategy=strategy,
             phases=phases,
-            max_examples=most_draws(size),
+            max_examples=examples,
             seed=seed,
             database=what.database,
             backend=PLANNED,
@@ -474,6 +542,9 @@ class ExampleRunner:
       shrink_seconds: how long after the first failure new calls may still run.
       until: when to stop, by ``time.monotonic``; None for never.
       failed: the calls that failed, with their errors.
+      growth: gets what the calls reached.
+      undeclared: whether the calls are larger than their strategy says that the kernel must take.
+        Then it may refuse them, or need more memory than there is.
     """
 
     run: Callable[[Any], object]
@@ -482,6 +553,8 @@ class ExampleRunner:
     until: float | None = None
     failed: dict[str, Exception] = field(default_factory=dict[str, Exception])
     first_failure: float | None = None
+    growth: Growth | None = None
+    undeclared: bool = False
 
     @property
     def over(self) -> bool:
@@ -510,14 +583,19 @@ class ExampleRunner:
         if text in self.passed or self.over:
             return
         try:
-            self.run(call)
+            result = self.run(call)
         except Exception as error:
+            if self.undeclared and type(error) in _REFUSALS:
+                self.passed.add(text)
+                return
             self.first_failure = self.first_failure or time.monotonic()
             self.failed[text] = error
             if getattr(error, "timed_out", False):
                 self.shrink_seconds = 0.0  # each further call could take as long
             raise
         self.passed.add(text)
+        if self.growth is not None:
+            self.growth.note(call, result)
 
 
 # Failures of one check with different causes: which of them are worth a report of their own.

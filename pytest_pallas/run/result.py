@@ -5,13 +5,15 @@ from __future__ import annotations
 import functools
 import inspect
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from types import CodeType
 from typing import TYPE_CHECKING, Any
 
+from pallas_sim.coverage import Point, Reached, merged
 from pallas_sim.findings import Text
 from pytest_pallas.backends.protocol import Backend, label
+from pytest_pallas.coverage import reached_to_json
 from pytest_pallas.decoding import Count, Seconds
 from pytest_pallas.record import Note, PlainCompiled, Record, note_of
 
@@ -56,6 +58,7 @@ class ExampleResults:
       withdrawn: why the check does not apply to the last example to which it does not.
       failed: whether an example failed.
       points: the errors of examples, for a picture.
+      coverage: what of the kernel ran on a simulator, also in runs that failed or do not count.
     """
 
     examples: Count = 0
@@ -72,6 +75,7 @@ class ExampleResults:
     goldens: dict[str, Count] = field(default_factory=Counter[str])
     used_goldens: dict[str, None] = field(default_factory=dict[str, None])
     points: list[ExamplePoint] = field(default_factory=list[ExamplePoint])
+    coverage: tuple[Reached, ...] = ()
 
 
 @dataclass(kw_only=True)
@@ -84,6 +88,7 @@ class Result(ExampleResults):
       inputs: what was drawn; one for each example.
       earlier: number of examples of the same test that another result counted before.
       mutants: the verdicts on mutants, as plain values.
+      unreached: reasons why a part of the kernel need not run, as in ``KernelSpec.unreached``.
     """
 
     kernel: str
@@ -95,6 +100,7 @@ class Result(ExampleResults):
     inputs: list[Inputs] = field(default_factory=list["Inputs"])
     earlier: int = 0
     mutants: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
+    unreached: Mapping[str, str] = field(default_factory=dict[str, str])
 
     @classmethod
     def of(
@@ -118,6 +124,7 @@ class Result(ExampleResults):
             check=check,
             backend=label(backend),
             mesh=sizes or {},
+            unreached={} if isinstance(kernel, str) else dict(kernel.unreached),
         )
 
     def begin(self, arguments: Arguments) -> None:
@@ -172,6 +179,25 @@ class Result(ExampleResults):
                 self.baseline = comparison.baseline_error
                 self.multiple = comparison.multiple
 
+    def cover(self, runs: Iterable[tuple[Reached, ...]]) -> None:
+        """Add what of the kernel ran in some runs."""
+        self.coverage = merged((self.coverage, *runs))
+
+    def explain(self, reasons: Mapping[tuple[Point, str], str]) -> None:
+        """Say why no example went some ways.
+
+        Where a program rules one out that depends on more than its sizes, larger sizes would allow
+        it: it is missing.
+        """
+        explained: list[Reached] = []
+        for one in self.coverage:
+            why = {way: text for (point, way), text in reasons.items() if point == one.point}
+            more = [way for way in why if way in one.needs or one.depends]
+            missing = tuple(dict.fromkeys((*one.missing, *more)))
+            kept = {way: text for way, text in one.unreachable.items() if way not in missing}
+            explained.append(replace(one, missing=missing, unreachable=kept, why=why))
+        self.coverage = tuple(explained)
+
     def fail(self, failed: Comparison) -> None:
         """Take the errors of the failure that is reported."""
         self.failed = True
@@ -192,6 +218,7 @@ class Result(ExampleResults):
         self.withdrawn = later.withdrawn or self.withdrawn
         self.goldens.update(later.goldens)
         self.used_goldens.update(later.used_goldens)
+        self.cover((later.coverage,))
         for point in later.points:
             self._add_point(point)
         if later.failed or _is_worse(later, self):
@@ -244,6 +271,8 @@ class Result(ExampleResults):
             goldens=dict(self.goldens),
             used_goldens=tuple(self.used_goldens),
             mutants=tuple(self.mutants),
+            coverage=tuple(map(reached_to_json, self.coverage)),
+            unreached=self.unreached if self.coverage else {},
             **drawn,
             **rest,
         )

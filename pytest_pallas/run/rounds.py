@@ -11,8 +11,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NotRequired, TypedDict, cast
 
+from pytest_pallas.budget import ExampleBudget
 from pytest_pallas.checks import Check
 from pytest_pallas.checks.inputs import Inputs
+from pytest_pallas.coverage import PlainReached, reached_from_json, reached_to_json
 from pytest_pallas.decoding import Count, DataError, decode, jsonable, tagged, untagged
 from pytest_pallas.draw.arguments import Declared
 from pytest_pallas.draw.examples import draw_name
@@ -28,7 +30,7 @@ EXHAUSTED = 3
 
 
 def fuzz_for(
-    what: Fuzz, seconds: float, *, seed: int, max_examples: int, pulse: Callable[[], None]
+    what: Fuzz, seconds: float, *, seed: int, budget: ExampleBudget, pulse: Callable[[], None]
 ) -> None:
     """Fuzz until the time is over, or no new example is drawn.
 
@@ -39,7 +41,7 @@ def fuzz_for(
       what: the check to fuzz.
       seconds: the time limit.
       seed: seed of the first round, and of the seeds of the others.
-      max_examples: number of examples of the first round.
+      budget: of the examples of the first round.
       pulse: called after each round.
 
     Raises:
@@ -47,7 +49,7 @@ def fuzz_for(
     """
     __tracebackhide__ = True
     until = time.monotonic() + seconds
-    fuzz(what, seed=seed, max_examples=max_examples, until=until)
+    fuzz(what, seed=seed, budget=budget, until=until)
     pulse()
     idle = 0
     for number in itertools.count(1):
@@ -157,6 +159,8 @@ class _PlainInputs(TypedDict):
 class _PlainExample(ExampleResults):
     """An ``ExampleOutcome``, with numbers of its inputs. Fields with defaults are left out."""
 
+    coverage: tuple[PlainReached, ...] = ()  # pyright: ignore[reportIncompatibleVariableOverride]
+
     digest: str
     passed: bool = False
     inputs: list[Count] = field(default_factory=list[int])
@@ -223,6 +227,7 @@ def _plain_example(
         "digest": example.digest,
         "passed": example.passed,
         "inputs": [inputs[call] for call in example.result.inputs],
+        "coverage": tuple(map(reached_to_json, example.result.coverage)),
         "evidence": [_plain_evidence(evidence, check) for evidence in example.result.evidence],
     }
     return {name: jsonable(value) for name, value in fields.items() if value != default[name]}
@@ -262,6 +267,7 @@ def rounds_from_json(plain: Mapping[str, Any], like: Result, check: Check) -> li
         fields: dict[str, Any] = dict(vars(example))
         digest, passed = fields.pop("digest"), fields.pop("passed")
         fields["inputs"] = [inputs[number] for number in example.inputs]
+        fields["coverage"] = tuple(map(reached_from_json, example.coverage))
         fields["evidence"] = [
             untagged(evidence) if check.evidence is None else decode(check.evidence, evidence)
             for evidence in example.evidence

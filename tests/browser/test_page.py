@@ -242,6 +242,27 @@ def test_contrast(opened, report, dark):
     assert opened.js(CONTRAST) == []
 
 
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+def test_lines_of_code_have_the_colour_of_what_ran(opened, report, dark):
+    """Each state has its own, and a sign for those who do not see colours."""
+    opened.open(report, dark=dark)
+    opened.js("for (const each of document.querySelectorAll('details')) each.open = true")
+    lines = opened.js(
+        "return [...document.querySelectorAll('.ran .code')].map("
+        "e => [e.className, e.innerText, getComputedStyle(e).backgroundColor, e.checkVisibility()])"
+    )
+    shown = {name.removeprefix("code").strip(): (text, colour) for name, text, colour, _ in lines}
+    assert all(visible for *_, visible in lines)
+    signs = {state: opened.one(f".code.{state} .sign").text for state in shown if state}
+    assert signs == {"reached": "✓", "partly": "◐", "never": "✗", "excused": "-"}
+    assert len({colour for _, colour in shown.values()}) >= 4, "with that of other lines"
+    assert "true 3 times, false 4 times" in shown["reached"][0]
+    assert "0 rounds never, several 2 times" in shown["partly"][0]
+    assert "ring buf first never, again never" in shown["never"][0]
+    assert "ring small need not run" in shown["excused"][0]
+    assert any("def compiled(target: str" in text for _, text, *_ in lines)
+
+
 def background(browser):
     return browser.js("return getComputedStyle(document.body).backgroundColor")
 

@@ -1,5 +1,6 @@
 """docs/strategies.md: its examples pass, and it names every strategy and value class."""
 
+import glob
 import re
 from pathlib import Path
 
@@ -18,6 +19,15 @@ def test_examples(blocks, pytester, number):
     if "import jaxtyping" in block or "from jaxtyping" in block:
         pytest.importorskip("jaxtyping", reason="jaxtyping is not installed")
     (pytester.path / name).write_text(block)
+    if not name.startswith("test_"):  # a spec whose examples grow
+        pytester.syspathinsert()
+        suite = (f"--pallas-suite={name.removesuffix('.py')}", "-kforward")
+        done = pytester.runpytest_inprocess("-p", "no:cacheprovider", *suite)
+        done.assert_outcomes(failed=1, deselected=10)
+        (shown,) = re.findall("\n    (double: forward .*?)\n\n", TEXT, re.DOTALL)
+        lines = [line.strip() for line in shown.splitlines() if line.strip() != "..."]
+        done.stdout.fnmatch_lines([f"*{glob.escape(line)}" for line in lines])
+        return
     pytester.runpytest_inprocess("-p", "no:cacheprovider").assert_outcomes(passed=1)
 
 

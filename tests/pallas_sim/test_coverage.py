@@ -142,7 +142,10 @@ def test_only_the_kernel_counts_and_not_what_jax_makes() -> None:
     assert kinds == {"block", "revisit"}
 
 
-def test_of_a_pipeline_of_jax_the_body_counts() -> None:
+@pytest.mark.parametrize("steps", [2, 3])
+def test_of_a_pipeline_of_jax_body_and_buffers_count(steps: int) -> None:
+    """Two buffers of each block take turns; the branches and loops around them are JAX's."""
+
     def body(x_ref: Any, o_ref: Any) -> None:
         @pl.when(pl.program_id(0) == 0)
         def _() -> None:
@@ -152,9 +155,33 @@ def test_of_a_pipeline_of_jax_the_body_counts() -> None:
         steps = x_ref.shape[0] // 8
         pltpu.emit_pipeline(body, grid=(steps,), in_specs=[ROWS], out_specs=[ROWS])(x_ref, o_ref)
 
-    run = pl.pallas_call(kernel, in_specs=[ANY], out_specs=ANY, out_shape=ones(24, 128))
-    (one,) = simulate(run, ones(24, 128)).coverage
-    assert (one.point.kind, one.counts) == ("branch", {"false": 2, "true": 1})
+    x = ones(8 * steps, 128)
+    run = pl.pallas_call(kernel, in_specs=[ANY], out_specs=ANY, out_shape=x)
+    one, *rings = simulate(run, x).coverage
+    assert (one.point.kind, one.counts) == ("branch", {"false": steps - 1, "true": 1})
+    assert [ring.point.line for ring in rings] == [at(kernel, "emit_pipeline")] * 2
+    for ring in rings:
+        assert (ring.point.kind, ring.slots, ring.used) == ("ring", 2, steps)
+        assert ring.missing == (() if steps > 2 else ("again",))
+
+
+def test_of_a_pipeline_of_shared_memory_the_buffers_count() -> None:
+    """JAX's copies there have no line: it is that of the pipeline."""
+
+    def body(_: Any, x_ref: Any, o_ref: Any) -> None:
+        o_ref[...] = x_ref[...] + 1
+
+    def kernel(x_ref: Any, o_ref: Any) -> None:
+        rows = plgpu.BlockSpec((64, 128), lambda i: (i, 0))
+        run = plgpu.emit_pipeline(
+            body, grid=(5,), in_specs=[rows], out_specs=[rows], max_concurrent_steps=4
+        )
+        run(x_ref, o_ref)
+
+    x = ones(320, 128)
+    rings = reached(plgpu.kernel(kernel, out_type=x), x, kind="ring", target="h100")
+    assert {ring.point.line for ring in rings} == {at(kernel, "run(x_ref")}
+    assert [(ring.slots, ring.used, ring.missing) for ring in rings] == [(4, 5, ())] * 2
 
 
 def test_a_kernel_without_lines() -> None:

@@ -46,3 +46,21 @@ def test_its_properties_are_those_that_checks_get():
 def test_a_tolerance_that_is_none():
     with pytest.raises(SpecError, match=r"spec 'k' in .*: tolerance: 'tight' is none; write 1e-3"):
         KernelSpec(name="k", kernel=abs, reference=abs, inputs=st.just(()), tolerance="tight")
+
+
+@pytest.mark.parametrize(
+    ("unreached", "problem"),
+    [
+        (
+            ["kernel.py:46"],
+            r"unreached must map a line or a name to a reason, not \['kernel.py:46'",
+        ),
+        ({"kernel.py:46": ""}, "to the reason why it need not run, not 'kernel.py:46' to ''"),
+        ({"": "reason"}, "to the reason why it need not run, not '' to 'reason'"),
+        ({46: "reason"}, "to the reason why it need not run, not 46 to 'reason'"),
+        ({"kernel.py:46": True}, "to the reason why it need not run, not 'kernel.py:46' to True"),
+    ],
+)
+def test_what_need_not_run_has_a_reason(unreached, problem):
+    with pytest.raises(SpecError, match=problem):
+        KernelSpec(name="k", kernel=abs, reference=abs, inputs=st.just(()), unreached=unreached)

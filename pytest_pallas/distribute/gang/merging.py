@@ -16,12 +16,13 @@ from typing import Any
 import pytest
 
 from pallas_sim.errors import PallasError, explanation_of, first_line
+from pytest_pallas.coverage import reached_to_json
 from pytest_pallas.distribute.gang.messages import BECAUSE, TestEnd
 from pytest_pallas.distribute.reports import new_report, put_records, record_explanation
 from pytest_pallas.isolate.messages import StepNote, reports_by_phase
 from pytest_pallas.isolate.supervise import error_of
 from pytest_pallas.pytest_session import RAISED_ON, RECORDS, STATUS
-from pytest_pallas.record import Host, Note, Record, error_fields
+from pytest_pallas.record import Host, Note, Record, error_fields, reached_by
 from pytest_pallas.report.collect import records_of
 from pytest_pallas.workers.process import JobResult
 
@@ -157,6 +158,7 @@ def _merged(results: Sequence[ProcessResult], key: Hashable) -> Record:
         unverified=union("unverified"),
         signatures=union("signatures"),
         used_goldens=union("used_goldens"),
+        coverage=tuple(map(reached_to_json, reached_by(records))),
         hosts=tuple(
             Host(process=p.process, name=p.host, outcome=p.outcome, because_of=p.because_of)
             for p in parts

@@ -49,6 +49,7 @@ CASES = {
     "resume": (None, ("a.json", "a.json"), ("b.json", "b.json"), None),
     "failures": (None, ("a.json", "a.json"), ("b.json", "b.json"), None),
     "html": (None, ("a.html", "a.html"), ("b.html", "b.html"), None),
+    "coverage_min": (0.0, ("3", 3.0), ("99.5", 99.5), None),
     "trace": (None, ("a.json", "a.json"), ("b.json", "b.json"), None),
     "dump": (None, ("a", "a"), ("b", "b"), None),
     "cost": ("off", ("record", "record"), ("off", "off"), None),

@@ -85,9 +85,9 @@ def test_the_profile_sets_the_number_of_examples(suite, words, examples):
 @pytest.mark.parametrize(
     ("words", "examples"),
     [
-        (("--pallas-profile=quick",), 10),
+        (("--pallas-profile=quick",), 16),
         (("--pallas-profile=quick", "--pallas-max-examples=3"), 3),
-        ((), 16),
+        ((), 32),
     ],
     ids=["quick", "overruled", "ci"],
 )
@@ -104,4 +104,4 @@ def test_of_several_devices_half_as_many_are_drawn(project):
     )
     records = project.records(*RUN, "--pallas-backend=tpu-sim", "--pallas-profile=quick")
     drawn = {record["mesh"]["x"]: record["examples"] for record in records}
-    assert drawn == {1: 10, 2: 5}
+    assert drawn == {1: 16, 2: 8}

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 from dataclasses import replace
 from typing import Any
 
+from pallas_sim.coverage import Point, Reached
 from pallas_sim.errors import Explanation, Fact, explanation_of
 from pallas_sim.findings import Access, Finding, Owner, Wait
+from pytest_pallas.coverage import reached_to_json
 from pytest_pallas.record import Note, Record
 
 HOSTILE = '<img src=x onerror="alert(1)"><script>alert(2)</script>{{ 7 * 7 }}'
@@ -124,6 +127,23 @@ INPUTS = {
 }  # fmt: skip
 
 
+def reached() -> tuple[dict[str, Any], ...]:
+    """What ran of a function that stands for a kernel: ``compiled`` above."""
+    first = inspect.getsourcelines(compiled)[1]
+
+    def point(kind: Any, line: int, counts: dict[str, int], *missing: str, name: str = "") -> Any:
+        at = Point(kind, f"{inspect.getsourcefile(compiled)}:{first + line}", "body", name)
+        return Reached(point=at, counts=counts, missing=missing, condition=f"line {line} > 1")
+
+    points = (
+        point("branch", 2, {"true": 3, "false": 4}),
+        point("loop", 3, {"several": 2}, "none"),
+        point("ring", 4, {}, "first", "again", name="buf"),
+        point("ring", 5, {}, "first", "again", name="small"),
+    )
+    return tuple(map(reached_to_json, points))
+
+
 def _record(kernel: str, check: str, backend: str, outcome: str, **rest: Any) -> Record:
     family = str(rest.pop("family", "norms"))
     file = str(rest.pop("file", "kernels/softmax.py"))
@@ -163,7 +183,8 @@ def samples() -> list[Record]:
                 pictures={"grids": [GRID], "unavailable": "ValueError: too odd"}, **failed),
         _record("mended", "forward", "interpret", "xpassed", reason="#12", family="copies"),
         _record("known", "forward", "interpret", "xfailed", reason="#13", family="copies"),
-        _record("exact", "forward", "interpret", "passed", multiple=0.0, family="copies"),
+        _record("exact", "forward", "interpret", "passed", multiple=0.0, family="copies",
+                coverage=reached(), unreached={"small": "one tile", HOSTILE: HOSTILE}),
         _record("exact", "forward", v6e, "passed", multiple=0.0, family="copies"),
         _record(HOSTILE, "forward", "interpret", "failed", family=HOSTILE, file=f"{HOSTILE}.py",
                 message=f"{HOSTILE}: forward on interpret: {HOSTILE}\n{HOSTILE}\x1b[31m\x00",
@@ -171,6 +192,10 @@ def samples() -> list[Record]:
                     HOSTILE, (f"{HOSTILE}\x1b[31m\x00",), (Fact(HOSTILE, HOSTILE),)).to_json(),
                 findings=_found(
                     "race", HOSTILE, accesses=(replace(RACE[0], ref=HOSTILE), RACE[1]))["findings"],
+                coverage=(reached_to_json(Reached(
+                    point=Point("branch", f"{HOSTILE}:3", HOSTILE, HOSTILE), counts={"true": 1},
+                    missing=("false", HOSTILE), condition=HOSTILE, why={"false": HOSTILE},
+                    unreachable={HOSTILE: HOSTILE})),),
                 reason=HOSTILE, notes=(Note(f"{HOSTILE}\x00"),), replay=HOSTILE, script=HOSTILE,
                 example=HOSTILE,
                 pictures={**error_pictures(), "unavailable": HOSTILE, "sources": [

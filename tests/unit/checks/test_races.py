@@ -66,6 +66,18 @@ def test_a_right_kernel_has_none(context, kernel):
     assert sum(called.run_seconds) > 0
 
 
+def test_a_run_that_a_cache_has_counts_too(context):
+    """The number of examples follows what they cost, whatever ran before in the same process."""
+    called = context(rings.waiting, rings.BLOCKS)
+    counts = []
+    for _ in range(2):
+        called.run_steps.clear()
+        races(called)
+        counts.append(list(called.run_steps))
+    assert counts[0] == counts[1]
+    assert sum(counts[0]) > 0
+
+
 def test_a_right_collective_has_none(context):
     races(context(rings.ring, rings.SHARDS, devices=4))
 

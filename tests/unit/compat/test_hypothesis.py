@@ -159,3 +159,23 @@ def test_failures_are_kept_under_the_key_that_is_set():
 )
 def test_choices_between_values(strategy, expected):
     assert fuzzing.sampled_elements(strategy) == expected
+
+
+@pytest.mark.parametrize(
+    ("strategy", "bounds", "third"),
+    [
+        (st.integers(1, 8), (1, 8), 3),
+        (st.integers(1, 8).map(lambda n: 8 * n), (1, 8), 24),
+        (st.integers(1), (1, None), 3),
+        (st.integers(), (None, None), 3),
+    ],
+)
+def test_the_range_of_integers(strategy, bounds, third):
+    least, most, function = fuzzing.integer_range(strategy)
+    assert (least, most) == bounds
+    assert function(3) == third
+
+
+@pytest.mark.parametrize("strategy", [st.just(3), st.floats(0, 1), st.integers().filter(bool)])
+def test_other_strategies_have_no_range_of_integers(strategy):
+    assert fuzzing.integer_range(strategy) is None

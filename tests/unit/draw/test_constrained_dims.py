@@ -157,6 +157,11 @@ def test_bytes_of_arrays_of_different_dtypes(draws):
     [
         (lambda: pst.dims("m; m > 9, m < 5"), r"no sizes satisfy m > 9, m < 5 within max_elements"),
         (lambda: pst.dims("m; m > 9", around=3), "no sizes satisfy m > 9"),
+        (
+            lambda: pst.dims("m", dims={"m": st.integers(1)}),
+            r"integers\(min_value=1\), which draws sizes without end; .* st.integers\(1, 256\)",
+        ),
+        (lambda: pst.arrays("m", dims={"m": st.integers().map(abs)}), "draws sizes without end"),
         (lambda: pst.dims("m k; m = 0*k"), "no sizes satisfy m = 0[*]k, m >= 1"),
         (lambda: pst.dims("m", unequal=("q",)), "unequal: there is no dim 'q'.* dims are m"),
         (lambda: pst.dims("m n", dims={"m": 3, "n": 3}, unequal=True), "satisfy m != n"),

@@ -112,6 +112,15 @@ def scoped(x_ref, o_ref):
     pl.run_scoped(inner, pltpu.VMEM((6, 8, 128), jnp.float32), DMA((6,)))
 
 
+def sums_of_four(x_ref, o_ref, acc_ref):
+    @pl.when(jax.lax.rem(pl.program_id(0), 4) == 0)
+    def _():
+        acc_ref[...] = jnp.zeros_like(acc_ref)
+
+    acc_ref[...] += x_ref[...]
+    o_ref[pl.ds(0, 8)] = acc_ref[...]
+
+
 def added(x_ref, o_ref, acc_ref):
     acc_ref[0] += x_ref[...]
     o_ref[pl.ds(0, 8)] = acc_ref[0]
@@ -142,10 +151,11 @@ def buffered(count):
         (with_scratch(scoped), 6),
         (with_scratch(added, slots(8), block=buffered(3)), 3),
         (with_scratch(added, slots(8), block=buffered(2)), 0),
+        (with_scratch(sums_of_four, BLOCK, block=buffered(2)), 4),
     ],
     ids=[
         *("semaphores", "two", "many", "slots", "scratch", "remainder", "scoped", "blocks"),
-        "an accumulator",
+        *("an accumulator", "a sum"),
     ],
 )
 def test_buffers_in_turns(kernel, count):

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from pytest_pallas.budget import ExampleBudget
 from pytest_pallas.checks.check import Check
 from pytest_pallas.options import Options
 from pytest_pallas.run.check_run import with_goldens
@@ -22,7 +23,7 @@ def wrapped(goldens: Any, mutant: Any = None) -> Check:
         test="t",
         sizes={},
         options=Options(),
-        examples=0,
+        budget=ExampleBudget.fixed(0),
     )
     return with_goldens(run)
 

@@ -11,6 +11,7 @@ from hypothesis.database import InMemoryExampleDatabase
 
 from pallas_sim.errors import KernelError
 from pytest_pallas import strategies as pst
+from pytest_pallas.budget import ExampleBudget
 from pytest_pallas.checks.inputs import inputs_of
 from pytest_pallas.draw import examples
 from pytest_pallas.errors import facts_of
@@ -30,7 +31,7 @@ SOURCE = examples.ExampleSource(CALLS)
 
 def run(ask, *, source=SOURCE, examples=4, seed=0, **rest):
     what = fuzzing.Fuzz(run=ask, source=source, key="unit", **rest)
-    fuzzing.fuzz(what, seed=seed, max_examples=examples)
+    fuzzing.fuzz(what, seed=seed, budget=ExampleBudget.fixed(examples, varies=True))
 
 
 class Clock:

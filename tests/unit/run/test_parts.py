@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from pallas_sim.coverage import Point, Reached
 from pytest_pallas.checks.forward import forward
 from pytest_pallas.distribute.parts import Division, endless, part, remaining, rounds_needed
 from pytest_pallas.draw.arguments import Arguments
@@ -38,7 +39,15 @@ def example(words: str, *, passed: bool = True, multiple: float | None = 1.0) ->
     made.kernel_seconds = 0.5
     made.evidence = [words]
     made.add_note(Note(f"a note on {len(words)}", "run"))
+    made.cover([_reached("true" if len(words) > 1 else "false")])
     return ExampleOutcome(words, made, passed)
+
+
+def _reached(way: str) -> tuple[Reached, ...]:
+    other = {"true": "false", "false": "true"}[way]
+    point = Point("branch", "k.py:3", "body")
+    need = ("program_id", 0), ">", 3
+    return (Reached(point=point, counts={way: 2}, missing=(other,), needs={other: need}),)
 
 
 def fuzzed(number: int, *words: str, fails: str = "") -> RoundOutcome:
@@ -74,6 +83,8 @@ def test_rounds_in_any_order_some_twice_are_those_of_one_process(order):
     assert whole.result.evidence == ["a", "b", "cc", "dd"]
     assert (whole.result.examples, whole.result.kernel_seconds) == (4, 2.0)
     assert len(whole.result.notes) == 2
+    [reached] = whole.result.coverage
+    assert (reached.counts, reached.missing) == ({"true": 4, "false": 4}, ())
     twice = [ROUNDS[number] for number in (*order, *order[:2])]
     assert merged(twice).result == whole.result
 

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from pytest_pallas.budget import ExampleBudget
 from pytest_pallas.draw import examples
 from pytest_pallas.run import fuzzing
 from pytest_pallas.run import fuzzing as example_runner
@@ -51,7 +52,8 @@ def fuzz_seconds(strategy, seconds, ask=lambda _: None):
     pulses = []
     what = Fuzz(run=ask, source=examples.ExampleSource(strategy), key="clock")
     started = time.monotonic()
-    fuzz_for(what, seconds, seed=0, max_examples=4, pulse=lambda: pulses.append(len(what.passed)))
+    budget = ExampleBudget.fixed(4, varies=True)
+    fuzz_for(what, seconds, seed=0, budget=budget, pulse=lambda: pulses.append(len(what.passed)))
     return what, pulses, time.monotonic() - started
 
 

@@ -57,6 +57,17 @@ def test_all_passed_is_passed_with_the_worst_error_and_all_hosts():
     )
 
 
+def test_what_ran_in_any_process():
+    plain = {"kind": "branch", "line": "k.py:3", "kernel": "body"}
+    one, two = (
+        dataclasses.replace(PASSED, coverage=({**plain, "counts": {way: 2}, "missing": (other,)},))
+        for way, other in (("true", "false"), ("false", "true"))
+    )
+    assert merged(result(0, one), result(1, two)).coverage == (
+        {**plain, "counts": {"true": 2, "false": 2}},
+    )
+
+
 def test_a_failure_in_one_process_fails_the_test_and_names_it():
     record = merged(result(0, PASSED), result(1, WRONG))
     assert record.outcome == "failed"
