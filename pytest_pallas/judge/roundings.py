@@ -187,7 +187,7 @@ def rounded(jaxpr: Any, arrays: Sequence[Any], rounding: Rounding, draws: int) -
       rounding: how large the errors are.
       draws: the number of evaluations.
     """
-    results = Results()
+    results = SharedResults()
     draw = functools.partial(_Draw, rounding, results)
     return [
         evaluate_with(jaxpr, arrays, draw().apply, results.constant, lambda value: value.array)
@@ -195,8 +195,8 @@ def rounded(jaxpr: Any, arrays: Sequence[Any], rounding: Rounding, draws: int) -
     ]
 
 
-class Results:
-    """Results of operations on arrays that are the same in every draw."""
+class SharedResults:
+    """SharedResults of operations on arrays that are the same in every draw."""
 
     def __init__(self) -> None:
         """No results yet."""
@@ -225,7 +225,7 @@ class Results:
 class _Draw:
     """One evaluation with rounding errors."""
 
-    def __init__(self, rounding: Rounding, results: Results) -> None:
+    def __init__(self, rounding: Rounding, results: SharedResults) -> None:
         """With errors of that size."""
         self._rounding = rounding
         self._results = results

@@ -20,7 +20,7 @@ from pytest_pallas.judge.roundings import (
     EXPONENTIALS,
     MOVES,
     SUMS,
-    Results,
+    SharedResults,
     Rounding,
 )
 
@@ -48,7 +48,7 @@ def rounded_when_stored(
       rounding: how large the errors are.
       draws: the number of evaluations.
     """
-    results = Results()
+    results = SharedResults()
     return [
         evaluate_with(
             jaxpr,
@@ -86,7 +86,7 @@ class _Linear:
 class _StoredDraw:
     """One evaluation with the rounding errors of a stored output."""
 
-    def __init__(self, rounding: Rounding, results: Results) -> None:
+    def __init__(self, rounding: Rounding, results: SharedResults) -> None:
         """With errors of that size."""
         self._rounding = rounding
         self._results = results
