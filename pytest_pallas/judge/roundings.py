@@ -196,7 +196,7 @@ def rounded(jaxpr: Any, arrays: Sequence[Any], rounding: Rounding, draws: int) -
 
 
 class SharedResults:
-    """SharedResults of operations on arrays that are the same in every draw."""
+    """Results of operations on arrays that are the same in every draw."""
 
     def __init__(self) -> None:
         """No results yet."""

@@ -20,8 +20,8 @@ from pytest_pallas.judge.roundings import (
     EXPONENTIALS,
     MOVES,
     SUMS,
-    SharedResults,
     Rounding,
+    SharedResults,
 )
 
 _ADDITIONS = frozenset({"add", "add_any", "sub"})
