@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -21,11 +21,8 @@ from pytest_pallas.checks.context import (
     run,
 )
 from pytest_pallas.checks.metamorphic import generator
-from pytest_pallas.draw.arguments import Arguments
-from pytest_pallas.draw.values import EXTREME
 from pytest_pallas.errors import NotApplicableError, SpecError
 from pytest_pallas.judge.references import flatten
-from pytest_pallas.record import VALUES
 from pytest_pallas.spec import KernelSpec
 
 
@@ -67,22 +64,6 @@ def requires_spec(spec: KernelSpec) -> str | None:
     return None if spec.differentiable else "the spec names no differentiable arguments"
 
 
-def too_sharp(arguments: Arguments) -> bool:
-    """Return whether the values of a call are of an extreme class, where there are others.
-
-    A softmax of such logits has one large weight, and its gradient is a small difference of large
-    numbers: it tells how a kernel rounds its output, not what it computes.
-    """
-    declared = () if arguments.declared is None else arguments.declared.choices.get(VALUES, ())
-    return arguments.recipe.get("values") in EXTREME and not EXTREME.issuperset(declared)
-
-
-def subjects(spec: KernelSpec, arguments: Arguments) -> Sequence[str]:
-    """Return no part of the check for values that are too sharp."""
-    del spec
-    return () if too_sharp(arguments) else ("gradient",)
-
-
 @declare_check(
     "gradient",
     asks="is the reverse mode that of the reference?",
@@ -90,7 +71,6 @@ def subjects(spec: KernelSpec, arguments: Arguments) -> Sequence[str]:
     example_fraction=0.5,
     program=program,
     differentiates="only",
-    subjects=subjects,
 )
 def gradient(context: CheckContext) -> CheckResult:
     """Pull one random cotangent back through kernel and reference, and compare.
@@ -100,11 +80,8 @@ def gradient(context: CheckContext) -> CheckResult:
 
     Raises:
       SpecError: an output is not a float array, so it cannot be differentiated.
-      NotApplicableError: the values are of an extreme class, where there are others.
     """
     assert context.reference is not None
-    if too_sharp(context.arguments):
-        raise NotApplicableError("gradients are not compared at values of ties and peaks")
     by = _positions(context)
     outputs = run(context, context.kernel, context.arguments.args, shards=True)
     cotangents = jax.tree.map(_cotangent(context), outputs.values)

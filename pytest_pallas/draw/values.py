@@ -280,9 +280,8 @@ class ValueClass:
     keeps: bool = False
 
 
-#: The classes that are drawn where none are named, and those of them with large differences.
+#: The classes that are drawn where none are named.
 USUAL = ("integers", "normal", "ties", "peaks")
-EXTREME = frozenset(("ties", "peaks"))
 
 #: The value classes from the simplest on, as they are declared; shrinking goes towards the first.
 CLASSES: dict[str, ValueClass] = {}

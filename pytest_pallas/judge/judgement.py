@@ -32,6 +32,7 @@ from pytest_pallas.judge.tolerance import (
     measure,
     overflow_gap,
     summation_error,
+    without_stored,
 )
 from pytest_pallas.record import Note
 
@@ -221,6 +222,8 @@ def judge_floats(
         excess = np.maximum(sensitivity / measured.scale, 1.0) - 1.0
         limit = limit + summation_error(dtype, depth) * excess
     spared = None
+    if noise is not None and noise.stored is not None:
+        measured = without_stored(measured, actual, noise.stored, tolerance, dtype)
     if noise is not None:
         spared = excused(noise, measured, tolerance, dtype, limit, inexact=inexact)
         limit = np.maximum(limit + spared.unknown, spared.elements) + spared.chip

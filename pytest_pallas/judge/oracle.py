@@ -33,6 +33,7 @@ from pytest_pallas.judge.references import (
     name_of,
 )
 from pytest_pallas.judge.roundings import SPREAD, Rounding, rounded
+from pytest_pallas.judge.stored import rounded_when_stored
 from pytest_pallas.judge.tolerance import (
     DRAWS,
     ROUNDING,
@@ -556,18 +557,23 @@ def noise_of(
     }
     if not finest:
         return {}
+    narrow = {*finest.values()} - {single}
     try:
-        drawn = {
-            eps: _draws(oracle, eps, dtypes, products) for eps in {0.0, *finest.values()} - {single}
-        }
+        drawn = {eps: _draws(oracle, eps, dtypes, products) for eps in {0.0, *narrow}}
+        stored = {eps: _draws(oracle, eps, dtypes, stored=True) for eps in narrow}
     except Exception:  # a rule may not support these values
         return {}
     exact = {path: wide(array) for path, array in oracle.leaves}
     positions = {path: position for position, (path, _) in enumerate(oracle.leaves)}
+
+    def errors(draws: Sequence[np.ndarray[Any, Any]], path: str) -> np.ndarray[Any, Any]:
+        return draws[positions[path]] - exact[path]
+
     return {
         path: Noise(
-            wide=drawn[0.0][positions[path]] - exact[path],
-            narrow=drawn[eps if eps > single else 0.0][positions[path]] - exact[path],
+            wide=errors(drawn[0.0], path),
+            narrow=errors(drawn[eps if eps in narrow else 0.0], path),
+            stored=errors(stored[eps], path) if eps in narrow else None,
         )
         for path, eps in finest.items()
     }
@@ -577,9 +583,14 @@ def _draws(
     oracle: Evaluation,
     narrow: float,
     dtypes: Collection[str],
-    products: ProductPrecision | None,
+    products: ProductPrecision | None = None,
+    *,
+    stored: bool = False,
 ) -> Sequence[np.ndarray[Any, Any]]:
-    """Evaluate each output ``DRAWS`` times, with random roundings of float32 and of ``narrow``."""
+    """Evaluate each output ``DRAWS`` times, with random roundings of float32 and of ``narrow``.
+
+    Or, if ``stored``, only with those of an output that is stored in ``narrow``.
+    """
     generator = np.random.Generator(np.random.SFC64(0))
 
     def error(shape: Sequence[int]) -> np.ndarray[Any, Any]:
@@ -587,7 +598,8 @@ def _draws(
 
     single = ROUNDING * epsilon(np.float32)
     rounding = Rounding(ROUNDING * narrow, single, error, dtypes, products)
-    draws = rounded(oracle.jaxpr, oracle.arrays, rounding, DRAWS)
+    evaluate = rounded_when_stored if stored else rounded
+    draws = evaluate(oracle.jaxpr, oracle.arrays, rounding, DRAWS)
     return [np.stack([wide(leaf) for leaf in leaves]) for leaves in zip(*draws, strict=True)]
 
 

@@ -28,7 +28,7 @@ from pytest_pallas.judge.arithmetic import ChipArithmetic, ProductSums, kept_pre
 from pytest_pallas.judge.tolerance import ROUNDING, ProductPrecision
 
 #: Operations through which a matrix product is still one: each element is one of the operand.
-_MOVES = frozenset(
+MOVES = frozenset(
     {
         *("broadcast_in_dim", "convert_element_type", "copy", "expand_dims", "neg", "reshape"),
         *("rev", "slice", "squeeze", "transpose"),
@@ -36,17 +36,18 @@ _MOVES = frozenset(
 )
 
 #: Operations each of whose elements is one of some operand, such as a masked matrix product.
-_CHOICES = frozenset({"concatenate", "dynamic_slice", "pad", "select_n"})
+CHOICES = frozenset({"concatenate", "dynamic_slice", "pad", "select_n"})
 
 #: Operations that move, choose or compare numbers, and round nothing.
-EXACT = _MOVES | {
+EXACT = MOVES | {
     *("abs", "argmax", "argmin", "argsort", "clamp", "concatenate", "dynamic_slice"),
     *("dynamic_update_slice", "eq", "gather", "ge", "gt", "is_finite", "le", "lt", "max", "min"),
     *("ne", "pad", "reduce_max", "reduce_min", "select_n", "sign", "sort", "split"),
     *("stop_gradient", "top_k"),
 }
 
-_SUMS = frozenset({"dot_general", "reduce_sum", "cumsum"})
+#: Operations that add up terms.
+SUMS = frozenset({"dot_general", "reduce_sum", "cumsum"})
 
 #: Functions that are approximated, which no standard requires to be rounded correctly.
 _APPROXIMATED = frozenset(
@@ -57,7 +58,8 @@ _APPROXIMATED = frozenset(
     }
 )
 
-_EXPONENTIALS = frozenset({"exp", "exp2"})
+#: Of these, exponentials.
+EXPONENTIALS = frozenset({"exp", "exp2"})
 
 #: Their error in roundings: up to 2 units in the last place, evenly. That is the bound of most in
 #: float32 in the CUDA C++ Programming Guide ("Mathematical Functions"), and of XLA's for CPUs it
@@ -185,7 +187,7 @@ def rounded(jaxpr: Any, arrays: Sequence[Any], rounding: Rounding, draws: int) -
       rounding: how large the errors are.
       draws: the number of evaluations.
     """
-    results = _Results()
+    results = SharedResults()
     draw = functools.partial(_Draw, rounding, results)
     return [
         evaluate_with(jaxpr, arrays, draw().apply, results.constant, lambda value: value.array)
@@ -193,7 +195,7 @@ def rounded(jaxpr: Any, arrays: Sequence[Any], rounding: Rounding, draws: int) -
     ]
 
 
-class _Results:
+class SharedResults:
     """Results of operations on arrays that are the same in every draw."""
 
     def __init__(self) -> None:
@@ -223,7 +225,7 @@ class _Results:
 class _Draw:
     """One evaluation with rounding errors."""
 
-    def __init__(self, rounding: Rounding, results: _Results) -> None:
+    def __init__(self, rounding: Rounding, results: SharedResults) -> None:
         """With errors of that size."""
         self._rounding = rounding
         self._results = results
@@ -239,7 +241,7 @@ class _Draw:
         """Return the results of one operation; see ``pallas_sim.evaluate_with``."""
         name, wide = equation.name, self._rounding.wide
         bind = functools.partial(self._results.get, equation, evaluate)
-        moves = name in _MOVES or name in _CHOICES
+        moves = name in MOVES or name in CHOICES
         if moves and any(operand.terms is not None for operand in operands):
             return [self._product(bind, operands)]
         if moves and any(operand.subtracted is not None for operand in operands):
@@ -251,7 +253,7 @@ class _Draw:
         if self._errors is not None and name in self._rounding.chip.functions:
             return [_Value(self._as_on_chip(name, bind, arrays, self._errors))]
         if name in _APPROXIMATED:
-            if name in _EXPONENTIALS:
+            if name in EXPONENTIALS:
                 return [self._exponential(name, bind, operands[0], arrays[0])]
             arrays = [self._off(array, wide) for array in arrays]
             results = bind(arrays)
@@ -264,7 +266,7 @@ class _Draw:
         results = bind(arrays)
         if name == "dot_general" and self._rounding.chip.sums is not None:
             results = [self._truncated(equation, arrays, results[0], self._rounding.chip.sums)]
-        if name in _SUMS:
+        if name in SUMS:
             if name == "reduce_sum":
                 self._normalize(operands[0], results[0], _summed_axes(equation, 0))
             return [self._summed(equation, bind, arrays, results[0])]
@@ -344,7 +346,7 @@ class _Draw:
             errors.append(error)
         if all(error is None for error in errors):
             return None
-        if name in _MOVES or name in _CHOICES:
+        if name in MOVES or name in CHOICES:
             moved = list(arrays)
             for position, (array, error) in enumerate(zip(arrays, errors, strict=True)):
                 if _is_inexact(array):
@@ -451,7 +453,7 @@ class _Draw:
             if operand.products & self._spent:
                 array = self._moved(array, operand.again)
             return self._moved(array, narrow * operand.terms) if narrow else array
-        return self._off(array, narrow) if narrow and name in _SUMS else array
+        return self._off(array, narrow) if narrow and name in SUMS else array
 
     def _off(self, array: Any, size: float) -> Any:
         """Return a float with a relative error of ``size``, each element its own."""

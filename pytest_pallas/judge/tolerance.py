@@ -9,8 +9,8 @@ here is numpy, without JAX.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Any
 
 import numpy as np
@@ -495,20 +495,28 @@ class Noise:
       chip: likewise, where nothing is rounded, but products are added in a random order as the
         chip's tensor cores add them, and functions are as approximate as the kernel's; None where
         neither has an error of its own.
+      stored: likewise, where nothing is rounded but an output that a gradient's kernel stored in
+        its dtype; None if that is not narrower than float32.
     """
 
     wide: Array
     narrow: Array
     chip: Array | None = None
+    stored: Array | None = None
 
     def combined(self, combine: Callable[..., Array], *others: Noise) -> Noise:
         """Return the noise of outputs that are combined, given what does that to draws."""
         noises = (self, *others)
-        chip = [noise.chip for noise in noises]
+
+        def of(draws: Sequence[Array | None]) -> Array | None:
+            present = [one for one in draws if one is not None]
+            return combine(*present) if len(present) == len(draws) else None
+
         return Noise(
             combine(*(noise.wide for noise in noises)),
             combine(*(noise.narrow for noise in noises)),
-            None if any(draws is None for draws in chip) else combine(*chip),
+            of([noise.chip for noise in noises]),
+            of([noise.stored for noise in noises]),
         )
 
 
@@ -589,6 +597,74 @@ def excused(
         chip=chip,
         chip_rms=chip_rms,
     )
+
+
+def without_stored(
+    measured: Measured, actual: Array, stored: Array, tolerance: Tolerance, dtype: npt.DTypeLike
+) -> Measured:
+    """Return the errors that remain if those of a stored output are taken off.
+
+    One rounding changes many elements in a fixed ratio. What is taken off is the most probable
+    combination of the draws beside independent errors of one ulp (the Wiener filter), at most
+    ``3 * factor`` standard deviations of each element. The elements of some axes have one together,
+    those of others one each: whichever has the fewest parameters.
+
+    Args:
+      measured: the errors.
+      actual: the kernel's output, wide.
+      stored: see ``Noise``.
+      tolerance: its ``factor`` counts.
+      dtype: the float or complex dtype of the output.
+    """
+    unit = measured.scale * epsilon(dtype)
+    deviations, _ = _deviations(stored, unit)
+    if not np.any(deviations) or not deviations.ndim:
+        return measured
+    with np.errstate(all="ignore"):
+        errors = (actual - measured.target) / unit
+        drawn = stored / unit
+    errors = np.where(measured.errors > 0, errors, 0.0)
+    drawn = np.where(np.isfinite(drawn), drawn, 0.0)
+    most = _DEVIATIONS * tolerance.factor * deviations
+    last = range(errors.ndim)
+    groups = [*(tuple(last)[first:] for first in last), *((axis,) for axis in last[:-1])]
+    _, likely = min((_filtered(errors, drawn, axes) for axes in groups), key=lambda part: part[0])
+    with np.errstate(over="ignore"):
+        likely *= np.minimum(1.0, most / np.fmax(np.abs(likely), np.finfo(np.float64).tiny))
+    rest = np.minimum(measured.errors, np.abs(errors - likely))
+    return replace(measured, errors=rest, worst=float(rest.max()))
+
+
+def _filtered(errors: Array, draws: Array, axes: Sequence[int]) -> tuple[float, Array]:
+    """Return the part of errors that is probably a combination of those of the draws.
+
+    Before it is the number of its parameters, infinite where the draws are too few to tell.
+
+    Args:
+      errors: in ulps.
+      draws: likewise, ``[draws, *shape]``.
+      axes: of an element and those with which it is combined; of others each is combined alone.
+    """
+    count, ends = len(draws), range(-len(axes), 0)
+    errors = np.moveaxis(errors, axes, ends)
+    shape = errors.shape
+    groups = (*shape[: -len(axes)], math.prod(shape[-len(axes) :]))
+    errors = errors.reshape(groups)
+    draws = np.moveaxis(draws, [axis + 1 for axis in axes], ends).reshape(count, *groups)
+    parts = np.zeros_like(errors)
+    some = np.abs(draws).max(axis=(0, -1)) > 1 / DRAWS
+    lines = np.moveaxis(draws, 0, -2)[some]
+    # einsum, because a threaded BLAS costs milliseconds on a busy machine.
+    sizes, vectors = np.linalg.eigh(np.einsum("...dn,...en->...de", lines, np.conj(lines)))
+    sizes = np.where(sizes > 1e-10 * sizes[..., -1:], sizes, 0.0)
+    shares = sizes / (sizes + count)
+    weights = np.einsum("...dn,...n->...d", np.conj(lines), errors[some])
+    weights = np.einsum("...de,...d->...e", vectors, weights) * (sizes > 0) / (sizes + count)
+    weights = np.einsum("...de,...e->...d", np.conj(vectors), weights)
+    parts[some] = np.einsum("...dn,...d->...n", lines, weights)
+    with np.errstate(all="ignore"):
+        parameters = float(np.sum(shares.sum(-1) / (1 - shares.sum(-1) / count)))
+    return parameters, np.moveaxis(parts.reshape(shape), ends, axes)
 
 
 def _most(errors: Array, tolerance: Tolerance) -> float:

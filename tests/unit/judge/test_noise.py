@@ -1,11 +1,16 @@
 """What rounding alone may do: it widens the default rule where the reference is as sensitive."""
 
+import jax
+import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
 
 from pallas_sim.findings import SourceLine
+from pytest_pallas.checks.gradient import Vjp
+from pytest_pallas.draw.values import generate
 from pytest_pallas.judge.judgement import Expected, compare, compare_trees
+from pytest_pallas.judge.oracle import expected
 from pytest_pallas.judge.tolerance import Noise, Precision, Tolerance, excused, measure
 
 bf16 = np.dtype(ml_dtypes.bfloat16)
@@ -171,3 +176,67 @@ def test_sums_that_change_nothing_allow_nothing():
     quiet = np.zeros((16, COUNT))
     noise = Noise(wide=quiet, narrow=quiet, chip=quiet)
     assert judge(one(5), noise).allowed == judge(one(5)).allowed
+
+
+def in_lines(errors, of_rows):
+    """Judge bfloat16 ones that are off by ulps; each row may be off by a multiple of one line."""
+    oracle = np.ones((8, 50))
+    actual = (oracle + 2.0**-7 * errors).astype(bf16)
+    generator = np.random.default_rng(0)
+    stored = 2.0**-7 * of_rows * generator.standard_normal((16, 8, 1))
+    quiet = np.zeros_like(stored)
+    noise = Noise(wide=quiet, narrow=quiet, stored=stored)
+    baseline = oracle.astype(bf16)
+    return compare(actual, oracle, baseline, noise=lambda: noise, explained=False)
+
+
+def test_what_a_stored_output_changes_is_taken_off():
+    """Where its errors have the ratio of the draws, and are not larger than those say."""
+    line = np.arange(50) % 2 * 8.0
+    steps = np.random.default_rng(1).choice([-2, -1, 1, 2], (8, 1))
+    assert not in_lines(steps * line, 0 * line).passed
+    assert in_lines(steps * line, line).passed
+    assert not in_lines(steps * line[::-1], line).passed, "in other elements"
+    assert not in_lines(steps * np.abs(line - 4), line).passed, "in all of them"
+    assert not in_lines(9 * steps * line, line).passed, "nine deviations"
+    assert not in_lines(steps * line + 6 * (np.arange(50) == 3), line).passed, "beside it"
+    columns = in_lines((steps * line).T.reshape(8, 50), line)
+    assert not columns.passed
+
+
+def attention(q, k, v):
+    return jax.nn.softmax(q @ jnp.swapaxes(k, -1, -2) * 40**-0.5, axis=-1) @ v
+
+
+def by_blocks(do, q, k, v, *, rounded=True, part=1.0, order=1):
+    """Gradients as flash attention has them, with ``sum(o * do)`` of a rounded output."""
+    do, q, k, v = (np.asarray(array, np.float64) for array in (do, q, k, v))
+    s = np.einsum("...qd,...kd->...qk", q, k) * 40**-0.5
+    p = np.exp(s - s.max(-1, keepdims=True))
+    p /= p.sum(-1, keepdims=True)
+    o = p @ v
+    o = o.astype(bf16).astype(np.float64) if rounded else o
+    ds = p * (np.einsum("...qe,...ke->...qk", do, v) - part * (o * do).sum(-1, keepdims=True))
+    ds = ds[..., ::order]
+    dk = 40**-0.5 * np.einsum("...qk,...qd->...kd", ds, q)
+    return [a.astype(bf16) for a in (40**-0.5 * ds @ k, dk, np.swapaxes(p, -1, -2) @ do)]
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize(("values", "of_values"), [("integers", 166), ("ties", 2), ("peaks", 3)])
+def test_a_gradient_of_attention_from_the_output_that_was_rounded(values, of_values, seed):
+    """Of single queries, with few keys that have nearly all of the weight."""
+    shapes = (2, 3, 1, 40), (2, 3, 33, 40), (2, 3, 33, 24)
+    qkv = [generate(values, shape, bf16, seed=of_values, index=i) for i, shape in enumerate(shapes)]
+    do = np.random.default_rng(seed).standard_normal((2, 3, 1, 24)).astype(bf16)
+    values = expected(Vjp(attention, (0, 1, 2)), (do, *qkv), {})
+
+    def passes(**changes):
+        answers = by_blocks(do, *qkv, **changes)
+        named = [(path, array) for (path, _), array in zip(values.oracle, answers, strict=True)]
+        return [result.passed for result in compare_trees(named, values, explained=False)]
+
+    assert passes() == passes(rounded=False) == [True, True, True]
+    assert passes(part=0.95)[:2] == [False, False]
+    assert not all(passes(part=0.0)[:2])
+    assert passes(order=-1)[:2] == [False, False]

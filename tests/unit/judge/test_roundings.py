@@ -7,6 +7,7 @@ import pytest
 
 from pallas_sim.rules import control
 from pytest_pallas.judge.roundings import SPREAD, Rounding, rounded
+from pytest_pallas.judge.stored import rounded_when_stored
 
 X = np.random.default_rng(0).standard_normal((6, 8))
 
@@ -355,3 +356,49 @@ def test_a_loop_over_inputs_is_evaluated_once_for_all_draws(monkeypatch, prepare
     draws = rounded(jaxpr, [x], Rounding(0.0, 1e-6, error), 10)
     assert len(counted) == steps
     assert len({draw.tobytes() for (draw,) in draws}) == 10  # its output is rounded each time
+
+
+@pytest.mark.parametrize(
+    "softmax",
+    [
+        of_products,
+        lambda x: jax.nn.softmax(x, axis=1),
+        lambda x: jnp.exp(x - jax.nn.logsumexp(x, axis=1, keepdims=True)),
+    ],
+    ids=["by hand", "softmax", "logsumexp"],
+)
+@pytest.mark.parametrize("delta", ["sum", "product"])
+def test_a_gradient_starts_from_an_output_that_was_rounded(softmax, delta):
+    """By the scores it is ``p * (dp - sum(o * do))``, with one error for each row."""
+    v, do = np.random.default_rng(1).standard_normal((2, 4, 16))
+    do = do[:3]
+
+    def of_scores(x, b, ct):
+        if delta == "sum":
+            return jax.vjp(lambda a: softmax(a) @ b, x)[1](ct)[0], softmax(x)
+        p, dp = softmax(x), ct @ b.T
+        return p * (dp - jnp.einsum("qk,qk->q", p, dp)[:, None]), p
+
+    with jax.enable_x64(True):
+        jaxpr = jax.make_jaxpr(of_scores)(LOGITS, v, do)
+        exact, p = (np.asarray(x) for x in of_scores(LOGITS, v, do))
+    error = np.random.default_rng(0).uniform
+    rounding = Rounding(1e-3, 1e-6, lambda shape: error(-SPREAD, SPREAD, shape))
+    draws = rounded_when_stored(jaxpr, (LOGITS, v, do), rounding, 200)
+    of_delta = (np.stack([draw for draw, _ in draws]) - exact) / p
+    np.testing.assert_allclose(of_delta, of_delta[..., :1] + np.zeros(4), rtol=1e-6)
+    of_output = np.square(do * (p @ v)).sum(1)
+    of_terms = np.einsum("qe,qk,ke->q", do**2, p**2, v**2)
+    deviations = np.sqrt(np.mean(np.square(of_delta[..., 0]), 0))
+    np.testing.assert_allclose(deviations, 1e-3 * np.sqrt(of_output + of_terms), rtol=0.3)
+
+
+def test_without_a_softmax_no_output_was_stored():
+    def weighted(x, y):
+        return jnp.sum((x @ y) * x, 1)
+
+    with jax.enable_x64(True):
+        jaxpr = jax.make_jaxpr(weighted)(X, np.eye(8))
+    rounding = Rounding(1e-3, 0.0, np.ones)
+    [[result]] = rounded_when_stored(jaxpr, (X, np.eye(8)), rounding, 1)
+    np.testing.assert_allclose(result, np.square(X).sum(1))
