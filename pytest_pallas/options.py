@@ -423,7 +423,7 @@ class Options:
         "allows; skip compiles for TPUs in less time and reports no costs (default: off)")
     cost_file: Path = _option(Path("pallas_costs.json"), path, "FILE.json",
         "the file of --pallas-cost, relative to pytest's root folder (default: pallas_costs.json)")
-    cost_limit: float = _option(5.0, percentage, "PERCENT",
+    cost_limit: float = _option(5.0, amount("percent", zero=True), "PERCENT",
         "allowed growth of a kernel's cost in percent (default: 5)")
     golden: str = _option("off", one_of("off", "record", "update", "replay"), "WHAT",
         "record the outputs of kernels, for a comparison on another machine; update also replaces "

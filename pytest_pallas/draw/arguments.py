@@ -507,6 +507,16 @@ def mesh_aspects(drawn: object) -> Iterator[tuple[Aspect, str]]:
             yield Aspect("mesh", name), labels[drawn.mesh[name]]
 
 
+def is_stretched(drawn: object) -> bool:
+    """Return whether an axis is longer than 16 bits count, and than its strategy declares."""
+    declared = getattr(drawn, "declared", None) or NOTHING
+    recipe: Mapping[str, Any] = getattr(drawn, "recipe", {})
+    return any(
+        recipe.get(name, 0) > 2**16 and recipe[name] not in sizes
+        for name, sizes in declared.kinds.items()
+    )
+
+
 def extents(drawn: Arguments | Drawn) -> frozenset[str]:
     """Return how a draw exceeds the tiles of its dims; see ``sizes.exceeding``."""
     declared = drawn.declared or NOTHING

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import io
 import re
+from collections.abc import Collection
 from dataclasses import dataclass
 from importlib import metadata, util
 from pathlib import Path
@@ -180,11 +181,14 @@ def script_name(text: str) -> str:
     return re.sub(r"[^\w.-]+", "-", text)[:200].strip("-.") or "failure"
 
 
-def free_path(folder: Path, name: str, test: str) -> Path:
-    """Return the first path with a name that no other test has taken."""
+def free_path(folder: Path, name: str, test: str, taken: Collection[Path] = ()) -> Path:
+    """Return the first path with a name that no other test has taken, and that is not ``taken``."""
     number = 1
     while True:
         path = folder / (f"{name}.py" if number == 1 else f"{name}-{number}.py")
+        if path in taken:
+            number += 1
+            continue
         if not path.exists():
             return path
         # What is there may be no script of ours.

@@ -476,7 +476,16 @@ def _long_dim(spec: KernelSpec, strategy: Any, tiles: Mapping[str, tuple[int, ..
 _LONG_DIMS = 2
 
 
+#: So many elements of a block are few enough for every chip: a TPU has several such blocks, Triton
+#: refuses larger ones.
+_SMALL_BLOCK = 2**19
+
+
 def _is_cheap(kernel: KernelCall) -> bool:
     facts, loops = kernel.facts, {"while", "scan"}
-    few = facts is not None and math.prod(n or math.inf for n in facts.grid) <= _FEW_PROGRAMS
-    return few and not kernel.asynchronous and loops.isdisjoint(kernel.primitives)
+    if facts is None or math.prod(n or math.inf for n in facts.grid) > _FEW_PROGRAMS:
+        return False
+    operands = (*facts.inputs, *facts.outputs)
+    sizes = (math.prod(size or 1 for _, size, _ in block.dims) for block in operands)
+    small = max(sizes, default=0) <= _SMALL_BLOCK
+    return small and not kernel.asynchronous and loops.isdisjoint(kernel.primitives)

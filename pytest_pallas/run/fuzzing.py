@@ -29,7 +29,13 @@ from hypothesis.database import ExampleDatabase
 from hypothesis.errors import DidNotReproduce, InvalidArgument
 
 from pallas_sim.dtypes import epsilon, is_exact
-from pallas_sim.errors import KernelError, OptionError, PallasError
+from pallas_sim.errors import (
+    KernelError,
+    OptionError,
+    PallasError,
+    SimulationError,
+    SimulationLimitError,
+)
 from pytest_pallas.backends.processes import agree, gang
 from pytest_pallas.budget import ExampleBudget
 from pytest_pallas.checks.context import CheckResult
@@ -43,7 +49,13 @@ from pytest_pallas.compat.fuzzing import (
     without_module_constants,
 )
 from pytest_pallas.decoding import DataError, decode
-from pytest_pallas.draw.arguments import MOST_VARIANTS, as_arguments, mark_drawn, variants
+from pytest_pallas.draw.arguments import (
+    MOST_VARIANTS,
+    as_arguments,
+    is_stretched,
+    mark_drawn,
+    variants,
+)
 from pytest_pallas.draw.covering import Covering, Goal
 from pytest_pallas.draw.examples import (
     AIMS,
@@ -76,7 +88,10 @@ DRAWS, EACH = 8, 8
 REMEMBERED = 10
 
 #: Errors with which a kernel refuses a call, or no chip can run it.
-_REFUSALS = (KernelError, NoPallasCallError, KernelReferenceError, CapacityError)
+_REFUSALS = (
+    *(KernelError, NoPallasCallError, KernelReferenceError, CapacityError),
+    *(SimulationError, SimulationLimitError),
+)
 
 #: Number of further draws of the plan, where something of the kernel has not run.
 FURTHER = 8
@@ -585,7 +600,8 @@ class ExampleRunner:
         try:
             result = self.run(call)
         except Exception as error:
-            if self.undeclared and type(error) in _REFUSALS:
+            undeclared = self.undeclared or is_stretched(call)
+            if undeclared and type(error) in _REFUSALS:
                 self.passed.add(text)
                 return
             self.first_failure = self.first_failure or time.monotonic()

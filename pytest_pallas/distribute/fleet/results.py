@@ -171,7 +171,11 @@ class ResultReplayer:
             script = own.get(f"{stem}.py", b"").decode(errors="replace")
             test = test_of_script(script) or item.nodeid
             name = re.sub(r"\.part\d+$", "", Path(stem).name)
-            path = free_path(folder, script_name(name), test)
+            first = re.sub(r"-\d+$", "", name)  # of which this is a further failure
+            if any(Path(path).name == first for path in scripts):
+                name = first
+            taken = {Path(target) for target in moved.values()}
+            path = free_path(folder, script_name(name), test, taken)
             moved |= {
                 name: str(path.with_suffix(Path(name).suffix))
                 for name in own

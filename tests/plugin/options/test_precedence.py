@@ -23,7 +23,7 @@ CASES = {
     "devices": (8, ("3", 3), ("4", 4), None),
     "profile": ("ci", ("quick", "quick"), ("thorough", "thorough"), None),
     "max_examples": (8, ("3", 3), ("4", 4), ("max_examples=5", 5)),
-    "growth": (200_000, ("3", 3), ("4", 4), ("growth=5", 5)),
+    "growth": (100_000, ("3", 3), ("4", 4), ("growth=5", 5)),
     "max_bytes": (2**26, ("3KiB", 3072), ("1MiB", 2**20), None),
     "fuzz_time": (0.0, ("3", 3.0), ("4.5", 4.5), None),
     "fuzz_rounds": (0, ("3", 3), ("4", 4), None),

@@ -73,8 +73,8 @@ def test_the_ini_file_is_named(project):
         (
             "devices=3",
             "the pallas mark has no argument 'devices'; it takes backends, targets, reason, "
-            "max_examples, seed, checks, sanitize, arithmetic, read_fences, timeout, isolate, "
-            "shrink_time, missing",
+            "max_examples, growth, seed, checks, sanitize, arithmetic, read_fences, timeout, "
+            "isolate, shrink_time, missing",
         ),
         ("backends='nope'", "unknown backend 'nope'. Valid: auto, all, interpret"),
         ("backends='interpret:v6e'", "unknown target 'v6e' of backend 'interpret'"),

@@ -20,7 +20,12 @@ SPEC = KernelSpec(
     kernel=scaled,
     reference=lambda x, y, scale=1.0: x + y,
     inputs=pst.arguments(
-        pst.arrays("m n, m n", dtype="float32", dims={"m": 8, "n": [128, 256, 384]}),
+        pst.arrays(
+            "m n, m n",
+            dtype="float32",
+            dims={"m": 8, "n": [128, 256, 384]},
+            values=("integers", "normal"),
+        ),
         options={"scale": st.sampled_from([1.0, 2.0, 3.0])},
     ),
     vmappable=False,

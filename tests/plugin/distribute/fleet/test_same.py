@@ -143,7 +143,8 @@ def test_without_a_folder_for_scripts_a_fleet_says_the_same(project):
     args += ("--pallas-backend=tpu-sim", "-p", "no:cacheprovider", "--pallas-database=none")
     here = project.run(*args).stdout.str()
     there = project.run(*args, "--pallas-fleet=local:1").stdout.str()
-    [line] = re.findall(r"^  script .*$", here, re.MULTILINE)
-    assert "none: no folder for it" in line
-    assert line in there
+    lines = re.findall(r"^  script .*$", here, re.MULTILINE)
+    assert lines
+    assert all("none: no folder for it" in line for line in lines)
+    assert re.findall(r"^  script .*$", there, re.MULTILINE) == lines
     assert "1 failed" in there

@@ -260,7 +260,7 @@ def test_a_failure_in_one_process_is_shrunk_in_all(two, tmp_path):
     [(_, message)] = second["tests"].values()
     assert "inputs    float32[24, 128]" in message
     [record] = second["records"]
-    assert "too long" in record["others"][0]["message"]
+    assert any("too long" in other["message"] for other in record["others"])
 
 
 def test_goldens_are_refused(two, tmp_path):
