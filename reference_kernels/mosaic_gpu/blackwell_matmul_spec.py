@@ -107,7 +107,6 @@ SPEC_DYNAMIC = KernelSpec(
     relations=_RELATIONS,
     typical=_typical(pair=False, schedule="dynamic"),
     equivalent=_NO_PAIR,
-    unreached=_UNREACHED_WITHOUT_PAIRS,
 )
 
 SPEC_PAIR = KernelSpec(

@@ -32,6 +32,7 @@ SPEC = KernelSpec(
     exact=True,
     differentiable=(0, 1),
     relations=products.RELATIONS,
+    unreached={"total none": "every cluster has a tile"},
     equivalent=(
         EquivalentMutant(
             operator="arithmetic",
