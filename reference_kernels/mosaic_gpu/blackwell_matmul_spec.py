@@ -39,11 +39,6 @@ def _typical(**tuning: Any) -> tuple[pst.Arguments, ...]:
     )
 
 
-_UNREACHED_WITHOUT_PAIRS = {
-    "count none": "every block has a tile",
-    'jax.lax.axis_index("pair") == 0 false': "without pairs a block is the only one of its cluster",
-}
-
 _ALL_ARRIVED = "without pairs nobody else arrives, and what the output waits for comes last"
 _NO_PAIR = (
     EquivalentMutant(
@@ -93,7 +88,6 @@ SPEC = KernelSpec(
     relations=_RELATIONS,
     typical=_typical(pair=False, schedule="static"),
     equivalent=_NO_PAIR,
-    unreached=_UNREACHED_WITHOUT_PAIRS,
 )
 
 SPEC_DYNAMIC = KernelSpec(
