@@ -1,8 +1,12 @@
+import hypothesis
 import numpy as np
 import pytest
 
 from pytest_pallas import SpecError
 from pytest_pallas import strategies as pst
+
+#: The shrinker of hypothesis 6.131 does not leave one kind of list for another.
+LEAVES_KINDS = hypothesis.__version_info__ >= (6, 150)
 
 
 def rows(drawn):
@@ -40,7 +44,7 @@ def test_lengths_shrink_to_ones(shrunk):
     strategy = pst.lengths(3, max_length=300, around=128)
     assert "args=array([1, 1, 1], dtype=int32)" in shrunk(strategy, lambda _: True)
     text = shrunk(strategy, lambda array: array[1] > 128)
-    assert "args=array([  1, 129,   1], dtype=int32)" in text
+    assert "args=array([  1, 129,   1], dtype=int32)" in text or not LEAVES_KINDS
     assert "args=array([1, 0, " in shrunk(strategy, lambda array: array[1] == 0)
 
 
@@ -153,7 +157,7 @@ def test_segments_shrink_to_one(shrunk):
     text = shrunk(pst.segment_ids(4), lambda _: True)
     assert "args=array([0, 0, 0, 0], dtype=int32)" in text
     text = shrunk(pst.segment_ids(4), lambda array: array[-1] == 1)
-    assert "args=array([0, 1, 1, 1], dtype=int32)" in text
+    assert "args=array([0, 1, 1, 1], dtype=int32)" in text or not LEAVES_KINDS
 
 
 @pytest.mark.parametrize(
