@@ -2,8 +2,7 @@
 
 Which thread goes on, whether a copy moves while a core computes, in what order programs begin: each
 is a choice, a number below the count of its alternatives. Seed 0 takes the plain order, 0
-everywhere; another seed draws. The choices of a run are its schedule: a run that is given them
-again goes the same way.
+everywhere; another seed draws, and the same one draws the same.
 """
 
 from __future__ import annotations

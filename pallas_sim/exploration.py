@@ -131,8 +131,6 @@ class Explorer(Choices):
       machine: that runs.
       nodes: the states of the run, in order, as far as they are known.
       steps: what was done so far, a step for each node.
-      schedule: which of those enabled is chosen, for each state in which several are; those after
-        its end are chosen in the plain order.
       past: the steps with their clocks.
       memory: whether the order of accesses to memory matters, too. The proof of order says which
         accesses are in no order; only for a run that shows it are they tried both ways.
@@ -141,7 +139,6 @@ class Explorer(Choices):
     machine: Machine = field(kw_only=True)
     nodes: list[Node] = field(default_factory=list[Node])
     steps: list[ExploredStep] = field(default_factory=list[ExploredStep])
-    schedule: Sequence[int] = ()
     memory: bool = False
     _events: Any = None
     _seen: int = 0
@@ -233,10 +230,6 @@ class Explorer(Choices):
         if not awake:
             raise Redundant
         chosen = awake[0]
-        if len(enabled) > 1:
-            made = sum(len(node.enabled) > 1 for node in self.nodes)
-            if made < len(self.schedule):
-                chosen = enabled[min(self.schedule[made], len(enabled) - 1)]
         self.nodes.append(Node(enabled, chosen, wanted={chosen}, asleep=asleep))
         return chosen
 

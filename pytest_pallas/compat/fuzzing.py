@@ -314,8 +314,10 @@ def _collections() -> Generator[None]:
     ]
     arrays: Any = sys.modules.get("hypothesis.extra.numpy")
     if arrays is not None:
-        kind_of_array: Callable[[Any], CollectionKind]
-        kind_of_array = lambda it: "dense" if it.fill.is_empty else "sparse"  # noqa: E731
+
+        def kind_of_array(it: Any) -> CollectionKind:
+            return "dense" if it.fill.is_empty else "sparse"
+
         known.append((arrays.ArrayStrategy, kind_of_array, array))
     originals = [(kind, kind.do_draw) for kind, _, _ in known]
     try:

@@ -71,7 +71,7 @@ if hasattr(pltpu, "has_memory_space"):  # JAX 0.12
         SPEC_PLACED,
         name="add_one_placed_vmem",
         inputs=pst.arguments(_ARRAYS, tuning={"block_rows": 16, "space": pltpu.VMEM}),
-        unreached={},
+        unreached={},  # of the spec above, whose operand is elsewhere
         typical=tuple(replace(shape, options={"space": pltpu.VMEM}) for shape in _TYPICAL),
         xfail={
             # Its compiler takes no operand there that a kernel did not put there.
