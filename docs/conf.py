@@ -114,7 +114,7 @@ _INNER_OF_SIMULATOR = (
     "inspector._Watched",
     "coverage.Kind",
     "coverage.Need",
-    "exploration.Verdict",
+    "exploration.search.Verdict",
     "machine.Device",
     "machine.StepObserver",
     "points.Coverage",

@@ -12,8 +12,8 @@ from pallas_sim.errors import OptionError as OptionError
 from pallas_sim.errors import PallasError as PallasError
 from pallas_sim.errors import SimulationError as SimulationError
 from pallas_sim.errors import SimulationLimitError as SimulationLimitError
-from pallas_sim.exploration import Exploration as Exploration
-from pallas_sim.exploration import explore as explore
+from pallas_sim.exploration.search import Exploration as Exploration
+from pallas_sim.exploration.search import explore as explore
 from pallas_sim.findings import Finding as Finding
 from pallas_sim.functions import deviation_of_function as deviation_of_function
 from pallas_sim.functions import functions_alike as functions_alike

@@ -1,0 +1,1 @@
+"""Every order of what the threads and copies of a call do."""
