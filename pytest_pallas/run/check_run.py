@@ -362,7 +362,8 @@ def run_example(
             result.withdraw(
                 "hypothesis rejected every example (assume() or reject())"
                 if rejected
-                else facts_of(error).plain
+                else facts_of(error).plain,
+                final=getattr(error, "final", False),
             )
         return None
     finally:
