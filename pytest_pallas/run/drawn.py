@@ -238,6 +238,7 @@ def fuzz_of(run: CheckRun, through: Any = None) -> Fuzz:
         database=database,
         elsewhere=elsewhere,
         growth=_growth_of(run),
+        fills=session.goldens is None,  # goldens are found among the draws
     )
 
 
