@@ -113,7 +113,7 @@ class ExampleBudget:
     @property
     def has_room(self) -> bool:
         """Whether an example runs besides the usual ones, if it needs no trace."""
-        return len(self.costs) < self.most and sum(self.costs) < self.count * ORDINARY_COST
+        return sum(self.costs) < self.count * ORDINARY_COST
 
     @property
     def ended(self) -> bool:

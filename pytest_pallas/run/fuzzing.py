@@ -84,6 +84,9 @@ OTHER_SECONDS = 5.0
 #: itself included.
 DRAWS, EACH = 8, 8
 
+#: So many draws have a variant for further pairs of choices, where each example is a draw.
+DRAWS_PER_VARIANT = 3
+
 #: Number of saved examples that may pass before the replay stops.
 REMEMBERED = 10
 
@@ -179,7 +182,7 @@ def fuzz(what: Fuzz, *, seed: int, budget: ExampleBudget, until: float | None = 
         _explore(what, runner, calls, seed=seed, draws=draws, more=lambda: budget.goes_on)
         if what.fills and budget.most > budget.count:
             ran = [call for call in every if call.text in runner.passed]
-            other = _with_new_pairs(ran)
+            other = islice(_with_new_pairs(ran), len(ran) // DRAWS_PER_VARIANT)
             _explore(what, runner, other, seed=seed, draws=draws, more=lambda: budget.has_room)
         if what.growth is not None and not runner.over:
             what.growth.grow(what.source, seed, attempt, further)
@@ -325,7 +328,7 @@ def _calls(
 def _with_new_pairs(calls: Sequence[_PlannedCall]) -> Iterator[_PlannedCall]:
     """Yield variants of draws that bring new pairs of choices."""
     pairs = {pair for planned in calls for pair in _pairs(planned.call)}
-    several = [(planned, variants(planned.call)) for planned in calls if not planned.number]
+    several = [(planned, variants(planned.call)) for planned in calls]
     for number in range(1, MOST_VARIANTS):
         for planned, others in several:
             call = next(others, None)
