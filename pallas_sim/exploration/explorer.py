@@ -254,7 +254,7 @@ class Explorer(Choices):
 
 
 @dataclass(eq=False)
-class Replay(Explorer):
+class ReplayedOrder(Explorer):
     """The choices of a witness, and then the plain ones.
 
     Attributes:
@@ -302,7 +302,7 @@ class Replay(Explorer):
 
 
 @dataclass(eq=False)
-class Directed(Explorer):
+class DirectedOrder(Explorer):
     """Lets some actors take steps in an order, as far as they can, and then chooses plainly.
 
     Attributes:
@@ -349,7 +349,7 @@ class Node:
 
 
 @dataclass(eq=False)
-class Reduced(Explorer):
+class ReducedOrder(Explorer):
     """The choices of ``nodes`` first, then new ones, none of which repeat orders that were run.
 
     Attributes:

@@ -28,12 +28,12 @@ from typing import Any, Literal
 
 from pallas_sim.errors import OptionError, PallasError
 from pallas_sim.exploration.explorer import (
-    Directed,
+    DirectedOrder,
     Explorer,
     Node,
-    Reduced,
+    ReducedOrder,
     Redundant,
-    Replay,
+    ReplayedOrder,
     Unrepeatable,
 )
 from pallas_sim.exploration.past import Actor, Past, Reason, reasons_of
@@ -311,10 +311,10 @@ class _Runs:
 def _walk(runs: _Runs, orders: Search, *, memory: bool) -> Iterator[_Outcome]:
     """Yield what a run of each class of orders gave, while there are runs left to be made."""
     while orders.left and runs.count < runs.most:
-        explorers: list[Reduced] = []
+        explorers: list[ReducedOrder] = []
 
         def choices(machine: Machine) -> Explorer:
-            explorers.append(Reduced(machine=machine, nodes=orders.nodes, memory=memory))  # noqa: B023
+            explorers.append(ReducedOrder(machine=machine, nodes=orders.nodes, memory=memory))  # noqa: B023
             return explorers[0]  # noqa: B023
 
         outcome = runs.make(choices, monitored=not memory)
@@ -417,7 +417,7 @@ def _reversed(runs: _Runs, outcome: _Outcome) -> _Reversal | None:
     """
     actors = [step.actor for step in outcome.explorer.steps]
     again = runs.make(
-        lambda machine: Directed(machine=machine, actors=actors, memory=True), monitored=False
+        lambda machine: DirectedOrder(machine=machine, actors=actors, memory=True), monitored=False
     )
     runs.count += 1
     assert again is not None
@@ -428,13 +428,13 @@ def _reversed(runs: _Runs, outcome: _Outcome) -> _Reversal | None:
         way = [*range(earlier), *past.without(earlier, later)]
         actors = [past.steps[position].actor for position in way]
         result = runs.make(
-            lambda machine: Directed(machine=machine, actors=actors, memory=True),  # noqa: B023
+            lambda machine: DirectedOrder(machine=machine, actors=actors, memory=True),  # noqa: B023
             monitored=False,
         )
         runs.count += 1
         assert result is not None
         explorer = result.explorer
-        assert isinstance(explorer, Directed)
+        assert isinstance(explorer, DirectedOrder)
         fault = runs.fault_of(result)
         if fault:
             return _Reversal(result, fault)
@@ -472,7 +472,7 @@ def _witnessed(runs: _Runs, outcome: _Outcome, fault: _Fault) -> Exploration:
       Unrepeatable: its order does not repeat it.
     """
     witness = outcome.explorer.witness
-    again = runs.make(lambda machine: Replay(machine=machine, schedule=witness))
+    again = runs.make(lambda machine: ReplayedOrder(machine=machine, schedule=witness))
     if again is None or runs.fault_of(again) != fault or not _same(outcome, again):
         raise Unrepeatable
     best = _shrunk(runs, again, fault)
@@ -506,7 +506,7 @@ def _shrunk(runs: _Runs, outcome: _Outcome, fault: _Fault) -> _Outcome:
         nonlocal best, left
         left -= 1
         actors = [actor for block in blocks for actor in block]
-        result = runs.make(lambda machine: Directed(machine=machine, actors=actors))
+        result = runs.make(lambda machine: DirectedOrder(machine=machine, actors=actors))
         if result is None or not fault.is_in(runs.fault_of(result)):
             return False
         if result.explorer.witness.switches < best.explorer.witness.switches:

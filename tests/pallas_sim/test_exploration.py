@@ -24,7 +24,7 @@ from pallas_sim import Exploration, Witness, explore, order_matters, simulate
 from pallas_sim.copies import signal, wait
 from pallas_sim.cores import run_concurrently
 from pallas_sim.errors import DeadlockError, OptionError
-from pallas_sim.exploration.explorer import Reduced, Redundant
+from pallas_sim.exploration.explorer import ReducedOrder, Redundant
 from pallas_sim.exploration.search import Search
 from pallas_sim.findings import Owner
 from pallas_sim.machine import Machine, Thread
@@ -79,7 +79,7 @@ def run_small(program: Sequence[Sequence[Small]], machine: Machine) -> str:
     return str((seen, variables, [semaphore.count for semaphore in semaphores]))
 
 
-class Exhaustive(Reduced):
+class Exhaustive(ReducedOrder):
     """Takes every choice, whether steps commute or not."""
 
     def _asleep(self) -> dict[Any, Any]:
@@ -91,7 +91,7 @@ class Exhaustive(Reduced):
             node.wanted.update(node.enabled)
 
 
-def outcomes(program: Any, kind: type[Reduced]) -> tuple[set[str], int]:
+def outcomes(program: Any, kind: type[ReducedOrder]) -> tuple[set[str], int]:
     """Return what the runs of a program give, and their number."""
     given: set[str] = set()
     runs = Search()
@@ -109,7 +109,7 @@ def outcomes(program: Any, kind: type[Reduced]) -> tuple[set[str], int]:
 def test_all_orders_of_small_programs(seed):
     program = random_program(seed)
     every, most = outcomes(program, Exhaustive)
-    reduced, count = outcomes(program, Reduced)
+    reduced, count = outcomes(program, ReducedOrder)
     assert reduced == every
     assert count <= most
 
