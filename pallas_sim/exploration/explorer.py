@@ -29,7 +29,11 @@ class Unrepeatable(BaseException):
 
 @dataclass(eq=False)
 class Explorer(Choices):
-    """The choices of one run: the plain ones, which go on as long as they can.
+    """The choices of one run: the plain ones.
+
+    A thread goes on as long as it can, then the next one, and copies move when no thread can go on.
+    Whoever is passed over is late: it goes on when nobody else can. So to hold back one thread or
+    copy is one choice, as in delay-bounded scheduling (Emmi, Qadeer and Rakamaric, POPL 2011).
 
     Attributes:
       machine: that runs.
@@ -57,6 +61,8 @@ class Explorer(Choices):
     )
     _pollers: list[Any] = field(default_factory=list[Any])
     _woken: int = 0
+    _late: dict[Actor, int] = field(default_factory=dict[Actor, int])
+    _delays: int = 0
     _pending: dict[Actor, tuple[Hashable, tuple[str, str]]] = field(
         default_factory=dict[Actor, tuple[Hashable, tuple[str, str]]]
     )
@@ -73,18 +79,28 @@ class Explorer(Choices):
             self._end_step()
             tasks = {("thread", task.thread.number, 0): task for task in ready}
             copies = {self._actor_of(copy): copy for copy in self.machine.copies if copy.movable}
-            enabled = (*tasks, *copies)
+            late = self._late
+            enabled = tuple(sorted((*tasks, *copies), key=lambda actor: late.get(actor, 0)))
             if not enabled:
                 return None
             actor = self._choose(enabled)
             if len(enabled) > 1:
-                self.chosen.append(enabled.index(actor))
+                number = enabled.index(actor)
+                self.chosen.append(number)
+                for passed in enabled[:number]:
+                    self._be_late(passed)
+            late.pop(actor, None)
             self.steps.append(ExploredStep(actor))
             self._counts[actor] += 1
             if actor in tasks:
                 ready.remove(tasks[actor])
                 return tasks[actor]
             self._move(copies[actor])
+
+    def _be_late(self, actor: Actor) -> None:
+        """Let all others that can go on do so first, those too that will only begin."""
+        self._delays += 1
+        self._late[actor] = self._delays
 
     def _choose(self, enabled: tuple[Actor, ...]) -> Actor:
         """Return who takes the next step, of those who can."""
@@ -126,6 +142,7 @@ class Explorer(Choices):
         self._looks[step.actor] = (self._counts[step.actor], name, target.count)
         step.operations["look", name] = 1
         step.where["look", name] = where
+        self._be_late(step.actor)  # a loop that looks must let all others go on
 
     def _wake_pollers(self) -> bool:
         """Let those look again who wait for a change, if nothing else can happen."""
@@ -307,11 +324,15 @@ class DirectedOrder(Explorer):
 
     Attributes:
       actors: who take the first steps.
-      skipped: how many of them could not.
+      held: who waits after these, as long as anybody else can go on; None for nobody.
+      until: the step that ends this: whose, and how many it had taken before.
+      overtaken: whether that step was taken while ``held`` waited.
     """
 
     actors: Sequence[Actor] = ()
-    skipped: int = 0
+    held: Actor | None = None
+    until: tuple[Actor, int] | None = None
+    overtaken: bool = False
     _at: int = 0
 
     def _choose(self, enabled: tuple[Actor, ...]) -> Actor:
@@ -320,8 +341,14 @@ class DirectedOrder(Explorer):
             self._at += 1
             if actor in enabled:
                 return actor
-            self.skipped += 1
-        return enabled[0]
+        if self.held is None:
+            return enabled[0]
+        actor = next((one for one in enabled if one != self.held), self.held)
+        if actor == self.held:
+            self.held = None
+        elif (actor, self._counts[actor]) == self.until:
+            self.held, self.overtaken = None, True
+        return actor
 
 
 # All orders: dynamic partial order reduction.

@@ -279,6 +279,11 @@ class _Runs:
         self.first = outcome if self.first is None else self.first
         return outcome
 
+    def learn(self, past: Past) -> None:
+        """Take note of why the order of steps matters."""
+        for one, other in past.races:
+            self.reasons.update(reasons_of(past.steps[one], past.steps[other]))
+
     def fault_of(self, outcome: _Outcome) -> _Fault:
         """Return what a run shows to be wrong."""
         first, error = self.first, outcome.error
@@ -320,9 +325,7 @@ def _walk(runs: _Runs, orders: Search, *, memory: bool) -> Iterator[_Outcome]:
         outcome = runs.make(choices, monitored=not memory)
         runs.count += 1
         orders.learn(explorers[0])
-        past = explorers[0].past
-        for one, other in past.races:
-            runs.reasons.update(reasons_of(past.steps[one], past.steps[other]))
+        runs.learn(explorers[0].past)
         if outcome is not None:
             yield outcome
 
@@ -413,32 +416,35 @@ _REVERSED = 12
 def _reversed(runs: _Runs, outcome: _Outcome) -> _Reversal | None:
     """Return a run in which a race goes the other way round; one that shows it, if there is one.
 
-    Of races at the same lines, as symmetric devices have, only the first and last are reversed.
+    Who comes first is held back until the other one has come. Of races at the same lines, as
+    symmetric devices have, only the first and last are reversed.
     """
     actors = [step.actor for step in outcome.explorer.steps]
-    again = runs.make(
-        lambda machine: DirectedOrder(machine=machine, actors=actors, memory=True), monitored=False
-    )
-    runs.count += 1
-    assert again is not None
-    past = again.explorer.past
-    past.order()
-    best: _Reversal | None = None
-    for earlier, later in _representatives(past)[: min(_REVERSED, runs.most - runs.count)]:
-        way = [*range(earlier), *past.without(earlier, later)]
-        actors = [past.steps[position].actor for position in way]
-        result = runs.make(
-            lambda machine: DirectedOrder(machine=machine, actors=actors, memory=True),  # noqa: B023
-            monitored=False,
-        )
+
+    def directed(**facts: Any) -> tuple[_Outcome, DirectedOrder]:
+        orders: list[DirectedOrder] = []
+
+        def choices(machine: Machine) -> Explorer:
+            orders.append(DirectedOrder(machine=machine, **facts))
+            return orders[0]
+
+        result = runs.make(choices, monitored=False)
         runs.count += 1
         assert result is not None
-        explorer = result.explorer
-        assert isinstance(explorer, DirectedOrder)
+        return result, orders[0]
+
+    past = directed(actors=actors, memory=True)[1].past
+    past.order()
+    runs.learn(past)
+    best: _Reversal | None = None
+    for earlier, later in _representatives(past)[: min(_REVERSED, runs.most - runs.count)]:
+        held, other = actors[earlier], actors[later]
+        until = other, actors[:later].count(other)
+        result, order = directed(actors=actors[:earlier], held=held, until=until)
         fault = runs.fault_of(result)
         if fault:
             return _Reversal(result, fault)
-        if best is None and not explorer.skipped:
+        if best is None and order.overtaken:
             best = _Reversal(result, fault)
     return best
 
@@ -499,20 +505,23 @@ type _Block = list[Actor]
 
 def _shrunk(runs: _Runs, outcome: _Outcome, fault: _Fault) -> _Outcome:
     """Return a run with the same fault, and fewer switches: delta debugging of its blocks."""
-    best = outcome
-    left = _SHRINKS
+    best, left = outcome, _SHRINKS
 
     def attempt(blocks: Sequence[_Block]) -> bool:
         nonlocal best, left
         left -= 1
         actors = [actor for block in blocks for actor in block]
-        result = runs.make(lambda machine: DirectedOrder(machine=machine, actors=actors))
+        result = runs.make(
+            lambda machine: DirectedOrder(machine=machine, actors=actors), monitored=False
+        )
         if result is None or not fault.is_in(runs.fault_of(result)):
             return False
         if result.explorer.witness.switches < best.explorer.witness.switches:
             best = result
         return True
 
+    if best.explorer.witness.switches < 2:
+        return best
     blocks = [list(group) for _, group in groupby(step.actor for step in outcome.explorer.steps)]
     low, high = 0, len(blocks)  # the fewest blocks after which the rest may be plain
     while low < high and left > 0:
