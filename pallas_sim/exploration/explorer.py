@@ -12,7 +12,7 @@ from pallas_sim.copies import advance
 from pallas_sim.errors import OptionError
 from pallas_sim.exploration.past import Actor, ExploredStep, MemoryAccess, Past, conflict
 from pallas_sim.exploration.witness import Witness, digest_of
-from pallas_sim.findings import Wait
+from pallas_sim.findings import Owner, Wait
 from pallas_sim.machine import Machine
 from pallas_sim.memory import Ref, Region
 from pallas_sim.order.accesses import bounds_of, root
@@ -42,6 +42,7 @@ class Explorer(Choices):
       chosen: by number, who took the next step wherever several could.
       memory: whether accesses to memory are kept. The proof of order says which of them are in no
         order; only for a run that shows it are they tried both ways.
+      turns: when somebody was passed over, and went on after that.
       jaxpr: what runs.
     """
 
@@ -50,6 +51,7 @@ class Explorer(Choices):
     past: Past = field(default_factory=Past)
     chosen: list[int] = field(default_factory=list[int])
     memory: bool = False
+    turns: list[Turn] = field(default_factory=list["Turn"])
     jaxpr: Any = None
     _events: Any = None
     _seen: int = 0
@@ -63,6 +65,7 @@ class Explorer(Choices):
     _woken: int = 0
     _late: dict[Actor, int] = field(default_factory=dict[Actor, int])
     _delays: int = 0
+    _passed: set[Actor] = field(default_factory=set[Actor])
     _pending: dict[Actor, tuple[Hashable, tuple[str, str]]] = field(
         default_factory=dict[Actor, tuple[Hashable, tuple[str, str]]]
     )
@@ -79,17 +82,19 @@ class Explorer(Choices):
             self._end_step()
             tasks = {("thread", task.thread.number, 0): task for task in ready}
             copies = {self._actor_of(copy): copy for copy in self.machine.copies if copy.movable}
-            late = self._late
-            enabled = tuple(sorted((*tasks, *copies), key=lambda actor: late.get(actor, 0)))
+            enabled = (*tasks, *copies)
             if not enabled:
                 return None
+            if self._late:
+                enabled = tuple(sorted(enabled, key=lambda actor: self._late.get(actor, 0)))
             actor = self._choose(enabled)
             if len(enabled) > 1:
                 number = enabled.index(actor)
                 self.chosen.append(number)
                 for passed in enabled[:number]:
-                    self._be_late(passed)
-            late.pop(actor, None)
+                    self._turn(passed, late=True)
+            if self._late.pop(actor, 0) and actor in self._passed:
+                self._turn(actor, late=False)
             self.steps.append(ExploredStep(actor))
             self._counts[actor] += 1
             if actor in tasks:
@@ -101,6 +106,33 @@ class Explorer(Choices):
         """Let all others that can go on do so first, those too that will only begin."""
         self._delays += 1
         self._late[actor] = self._delays
+
+    def _turn(self, actor: Actor, *, late: bool) -> None:
+        """Note that somebody is passed over, or goes on after that."""
+        if late:
+            self._be_late(actor)
+            self._passed.add(actor)
+        else:
+            self._passed.discard(actor)
+        self.turns.append(Turn(len(self.steps), actor, late))
+        timeline = self.machine.timeline
+        if timeline is not None:
+            owner, what = self.owner_of(actor), self.name_of(actor)
+            timeline.turn(owner, f"late: {what}" if late else f"goes on: {what}")
+
+    def owner_of(self, actor: Actor) -> Owner:
+        """Return a thread, or that which started a copy."""
+        return list(self.machine.owners)[actor[1]]
+
+    def name_of(self, actor: Actor) -> str:
+        """Return what a reader calls an actor: ``"device 1"``, ``"copy 2 of device 1 (...)"``."""
+        owner = self.owner_of(actor)
+        if actor[0] == "thread":
+            return str(owner)
+        copy = next(copy for copy, known in self._copies.values() if known == actor)
+        source, target = copy.names
+        what = f"{source or 'memory'} -> {target or 'memory'}, {_brief(copy.line)}"
+        return f"copy {actor[2]} of {owner} ({what})"
 
     def _choose(self, enabled: tuple[Actor, ...]) -> Actor:
         """Return who takes the next step, of those who can."""
@@ -268,6 +300,67 @@ class Explorer(Choices):
                 self._names.setdefault(id(one), (one, (where, number)))
         elif self.memory:
             self._names.setdefault(id(root(ref.data)), (root(ref.data), where))
+
+
+@dataclass(frozen=True)
+class Turn:
+    """Somebody was passed over, or went on after that.
+
+    Attributes:
+      step: before which step of the run.
+      actor: who.
+      late: whether it was passed over.
+    """
+
+    step: int
+    actor: Actor
+    late: bool
+
+
+#: How many lines tell an order.
+_LINES = 16
+
+#: What a step does, in words.
+_VERBS = {
+    "add": "adds {} to",
+    "subtract": "adds {} to",
+    "take": "takes {} from",
+    "peek": "sees {} on",
+    "look": "looks at",
+    "change": "reads and changes",
+}
+
+
+def story_of(explorer: Explorer) -> tuple[str, ...]:
+    """Tell in lines what the steps of a run did, from where it leaves the plain order."""
+    if not explorer.turns:
+        return ()
+    turns: dict[int, list[Turn]] = {}
+    for turn in explorer.turns:
+        turns.setdefault(turn.step, []).append(turn)
+    first = explorer.turns[0].step
+    last = max((turn.step for turn in explorer.turns if not turn.late), default=len(explorer.steps))
+    lines = [f"{first} steps in the plain order, then:"]
+    for number, step in enumerate(explorer.steps[first : last + 1], first):
+        for turn in turns.get(number, ()):
+            name = explorer.name_of(turn.actor)
+            lines.append(f"> {name} {'is late' if turn.late else 'goes on, after all others'}")
+        done = [
+            f"{_VERBS[kind].format(amount)} {step.where[kind, what][0]} "
+            f"({_brief(step.where[kind, what][1])})"
+            for (kind, what), amount in step.operations.items()
+        ]
+        if done:
+            lines.append(f"  {explorer.name_of(step.actor)}: {', '.join(done)}")
+    if len(lines) > _LINES:
+        half = _LINES // 2
+        lines[half:-half] = [f"  ... {len(lines) - 2 * half} more"]
+    return tuple(lines)
+
+
+def _brief(line: str) -> str:
+    """Return ``file:line`` without the folder."""
+    return line.rpartition("/")[2]
 
 
 @dataclass(eq=False)

@@ -35,6 +35,7 @@ from pallas_sim.exploration.explorer import (
     Redundant,
     ReplayedOrder,
     Unrepeatable,
+    story_of,
 )
 from pallas_sim.exploration.past import Actor, Past, Reason, reasons_of
 from pallas_sim.exploration.witness import Witness
@@ -65,6 +66,7 @@ class Exploration:
       differs: whether it is wrong because it gave other values than the first one.
       confirmed: whether a run shows what is wrong. If not, the proof of order alone says so.
       witness: the order of that run, with few switches; None unless confirmed.
+      story: that order in lines, from where it leaves the plain one.
       stopped: a sentence on why not every order was run; "" if all were, or one is wrong.
     """
 
@@ -78,6 +80,7 @@ class Exploration:
     differs: bool = False
     confirmed: bool = False
     witness: Witness | None = None
+    story: tuple[str, ...] = ()
     stopped: str = ""
 
 
@@ -193,7 +196,9 @@ def _shown(runs: _Runs, outcome: _Outcome) -> Exploration:
         runs.findings = ()
         return runs.exploration("proved")
     if reversal is not None:
-        return runs.exploration("wrong", witness=reversal.outcome.explorer.witness)
+        explorer = reversal.outcome.explorer
+        facts = {"confirmed": True, "witness": explorer.witness, "story": story_of(explorer)}
+        return runs.exploration("wrong", **facts)
     return runs.exploration("wrong")
 
 
@@ -490,6 +495,7 @@ def _witnessed(runs: _Runs, outcome: _Outcome, fault: _Fault) -> Exploration:
         differs=fault.differs,
         confirmed=True,
         witness=best.explorer.witness,
+        story=story_of(best.explorer),
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import json
 import random
 import re
 from collections.abc import Callable, Sequence
@@ -187,6 +188,22 @@ def test_a_witness_repeats_the_run(wrong):
 def test_a_witness_has_few_switches(wrong):
     assert wrong.witness is not None
     assert wrong.witness.switches == 1
+
+
+def test_the_order_of_a_witness_is_drawn(wrong, tmp_path):
+    file = tmp_path / "run.json"
+    simulate(arrivals(looks=True), target="v6e", witness=wrong.witness, trace=file)
+    events = json.loads(file.read_text())["traceEvents"]
+    marks = [event["name"] for event in events if event.get("cat") == "order"]
+    assert marks == ["late: device 1", "goes on: device 1 (the last step out of order)"]
+
+
+def test_the_order_of_a_witness_is_told(wrong):
+    first, *lines = wrong.story
+    assert first == "7 steps in the plain order, then:"
+    assert lines[0] == "> device 1 is late"
+    assert re.fullmatch(r"  device 1: adds 1 to sem \(test_exploration.py:\d+\)", lines[1])
+    assert "> device 1 goes on, after all others" in lines
 
 
 @pytest.mark.parametrize(
