@@ -18,6 +18,9 @@ from pallas_sim.memory import Ref, Region
 from pallas_sim.order.accesses import bounds_of, root
 from pallas_sim.recording import Copy, Semaphore, Signalled, Synchronized, Touched, Waited
 
+#: The semaphores that a thread looked at in its last steps, by name, and the counts that it saw.
+type _Seen = dict[Hashable, tuple[Semaphore, int]]
+
 
 class Redundant(BaseException):
     """Ends a run whose orders were all run before. No ``Exception``: a kernel may catch those."""
@@ -42,6 +45,7 @@ class Explorer(Choices):
       chosen: by number, who took the next step wherever several could.
       memory: whether accesses to memory are kept. The proof of order says which of them are in no
         order; only for a run that shows it are they tried both ways.
+      sums: who added to floating-point memory, by its identity, name and line.
       turns: when somebody was passed over, and went on after that.
       jaxpr: what runs.
     """
@@ -51,6 +55,9 @@ class Explorer(Choices):
     past: Past = field(default_factory=Past)
     chosen: list[int] = field(default_factory=list[int])
     memory: bool = False
+    sums: dict[tuple[int, str, str], set[Any]] = field(
+        default_factory=dict[tuple[int, str, str], set[Any]]
+    )
     turns: list[Turn] = field(default_factory=list["Turn"])
     jaxpr: Any = None
     _events: Any = None
@@ -58,9 +65,7 @@ class Explorer(Choices):
     _names: dict[int, tuple[Any, Hashable]] = field(default_factory=dict[int, tuple[Any, Hashable]])
     _copies: dict[int, tuple[Copy, Actor]] = field(default_factory=dict[int, tuple[Copy, Actor]])
     _counts: Counter[Any] = field(default_factory=Counter[Any])
-    _looks: dict[Actor, tuple[int, Hashable, int]] = field(
-        default_factory=dict[Actor, tuple[int, Hashable, int]]
-    )
+    _looks: dict[Actor, tuple[int, _Seen]] = field(default_factory=dict[Actor, "tuple[int, _Seen]"])
     _pollers: list[Any] = field(default_factory=list[Any])
     _woken: int = 0
     _late: dict[Actor, int] = field(default_factory=dict[Actor, int])
@@ -146,7 +151,10 @@ class Explorer(Choices):
         return Witness(digest_of(self.jaxpr), self.machine.target, choices)
 
     def look(self, thread: Any, kind: str, target: Any, line: str = "") -> None:
-        """Add a look to the current step; a thread that sees the same again waits for a change."""
+        """Add a look to the current step.
+
+        A thread that has only looked since it saw the same waits for a change.
+        """
         if not self.steps:
             return
         step = self.steps[-1]
@@ -159,32 +167,43 @@ class Explorer(Choices):
             step.where[kind, target] = where
             return
         name = self._name(target)
-        scheduler = thread.machine.scheduler
-        before = self._looks.get(step.actor)
-        if (
-            before == (self._counts[step.actor] - 1, name, target.count)
-            and scheduler.current is not None
-        ):
-            target.waiting.append(scheduler.current)
-            self._pollers.append((scheduler.current, target))
-            if self._wake_pollers not in scheduler.idle:
-                scheduler.idle.append(self._wake_pollers)
-            scheduler.block(lambda: _polls(thread, target, line))
-            step = self.steps[-1]
-        self._looks[step.actor] = (self._counts[step.actor], name, target.count)
+        last, seen = self._looks.get(step.actor, (0, {}))
+        if last != self._counts[step.actor] - 1:
+            seen = {}
+        task = thread.machine.scheduler.current
+        same = all(one.count == count for one, count in seen.values())
+        if name in seen and same and task is not None:
+            self._wait_for_change(thread, task, [one for one, _ in seen.values()], line)
+            step, seen = self.steps[-1], {}
+        seen[name] = (target, target.count)
+        self._looks[step.actor] = (self._counts[step.actor], seen)
         step.operations["look", name] = 1
         step.where["look", name] = where
         self._be_late(step.actor)  # a loop that looks must let all others go on
 
+    def _wait_for_change(
+        self, thread: Any, task: Any, semaphores: Sequence[Semaphore], line: str
+    ) -> None:
+        """Let others go on until a count changes, or nothing else can happen."""
+        scheduler = thread.machine.scheduler
+        for semaphore in semaphores:
+            semaphore.waiting.append(task)
+        self._pollers.append((task, semaphores))
+        if self._wake_pollers not in scheduler.idle:
+            scheduler.idle.append(self._wake_pollers)
+        scheduler.block(lambda: _polls(thread, semaphores[-1], line))
+        for semaphore in semaphores:
+            if task in semaphore.waiting:
+                semaphore.waiting.remove(task)
+
     def _wake_pollers(self) -> bool:
         """Let those look again who wait for a change, if nothing else can happen."""
         self._woken += 1
-        pollers = [(task, target) for task, target in self._pollers if task in target.waiting]
+        pollers = [task for task, semaphores in self._pollers if task in semaphores[0].waiting]
         self._pollers.clear()
         if not pollers or self._woken > _POLLS:
             return False
-        for task, target in pollers:
-            target.waiting.remove(task)
+        for task in pollers:
             self.machine.scheduler.wake(task)
         return True
 
@@ -269,14 +288,18 @@ class Explorer(Choices):
         writes: bool,
         adds: bool,
     ) -> None:
-        if not self.memory:
+        if not (self.memory or adds):
             return
         whole = root(region)
+        if adds and whole.dtype.kind not in "iub":
+            adders = self.sums.setdefault((id(whole), *where), set())
+            adders.add((step.actor, len(self.steps)))
+        if not self.memory:
+            return
         if id(whole) not in self._names:
             self._learn_all()
         name = self._names.setdefault(id(whole), (whole, ("memory", len(self._names))))[1]
         start, (first, end) = bounds_of(whole)[0], bounds_of(region)
-        adds = adds and whole.dtype.kind in "iub"
         step.accesses.append(MemoryAccess(name, first - start, end - start, writes, adds, where))
 
     def _name(self, semaphore: Semaphore) -> Hashable:

@@ -32,7 +32,8 @@ _DEPENDENT: Mapping[str, frozenset[str]] = {
 
 #: Why more than one order has to be run: several threads wait on a semaphore (``"waiters"``),
 #: something looks at its count (``"look"``), reads and changes memory in one step (``"change"``),
-#: adds numbers that round (``"sum"``), or nothing orders two accesses (``"race"``).
+#: or nothing orders two accesses (``"race"``). And several add floating-point numbers to the same
+#: memory (``"sum"``): these orders are not run, as they differ in rounding only.
 type ReasonKind = Literal["waiters", "look", "change", "sum", "race"]
 
 
@@ -72,7 +73,7 @@ class MemoryAccess(NamedTuple):
       first: byte of its range.
       end: of the range.
       writes: whether it writes.
-      adds: whether it does so by adding, which commutes: additions of integers.
+      adds: whether it does so by adding, which commutes.
       where: name and line.
     """
 

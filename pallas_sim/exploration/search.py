@@ -26,6 +26,8 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any, Literal
 
+import numpy as np
+
 from pallas_sim.errors import OptionError, PallasError
 from pallas_sim.exploration.explorer import (
     DirectedOrder,
@@ -284,8 +286,12 @@ class _Runs:
         self.first = outcome if self.first is None else self.first
         return outcome
 
-    def learn(self, past: Past) -> None:
+    def learn(self, explorer: Explorer) -> None:
         """Take note of why the order of steps matters."""
+        past = explorer.past
+        for (_, name, line), adders in explorer.sums.items():
+            if len(adders) > 1:
+                self.reasons.add(Reason("sum", name, (line,)))
         for one, other in past.races:
             self.reasons.update(reasons_of(past.steps[one], past.steps[other]))
 
@@ -296,9 +302,10 @@ class _Runs:
         if error is not None:
             kinds = [(finding.kind, finding.line) for finding in getattr(error, "findings", ())]
             return _Fault((type(error), getattr(error, "line", ""), *kinds))
-        differs = first.error is None and not same_values(first.values, outcome.values)
+        rounds = bool(first.explorer.sums)
+        same = first.error is not None or same_values(first.values, outcome.values, rounds=rounds)
         shown = [finding.key for finding in outcome.findings if finding.kind not in _PROVED]
-        return _Fault((), differs, frozenset(shown))
+        return _Fault((), not same, frozenset(shown))
 
     def exploration(self, verdict: Verdict, **facts: Any) -> Exploration:
         """Return the result."""
@@ -330,7 +337,7 @@ def _walk(runs: _Runs, orders: Search, *, memory: bool) -> Iterator[_Outcome]:
         outcome = runs.make(choices, monitored=not memory)
         runs.count += 1
         orders.learn(explorers[0])
-        runs.learn(explorers[0].past)
+        runs.learn(explorers[0])
         if outcome is not None:
             yield outcome
 
@@ -396,11 +403,35 @@ def _want_reversal(node: Node, past: Past, earlier: int, later: int) -> None:
     node.wanted.update(possible[:1] or node.enabled)
 
 
-def same_values(one: Any, other: Any) -> bool:
-    """Return whether two runs gave the same bits."""
+def same_values(one: Any, other: Any, *, rounds: bool = False) -> bool:
+    """Return whether two runs gave the same bits, or values that differ in rounding only.
+
+    Args:
+      one: pytree of arrays.
+      other: likewise.
+      rounds: whether copies add floating-point numbers, in an order that is none of the choices.
+    """
     import jax
 
-    return all(map(same_bits, jax.tree.leaves(one), jax.tree.leaves(other)))
+    alike = _alike if rounds else same_bits
+    return all(map(alike, jax.tree.leaves(one), jax.tree.leaves(other)))
+
+
+def _alike(one: Any, other: Any) -> bool:
+    """Return whether two arrays differ by what the order of some sums may change, or not at all."""
+    if same_bits(one, other) or one.dtype.kind not in "fcV":
+        return same_bits(one, other)
+    import ml_dtypes
+
+    kind = np.complex128 if one.dtype.kind == "c" else np.float64
+    wide, also = one.astype(kind), other.astype(kind)
+    scale = np.max(np.abs(wide), initial=0, where=np.isfinite(wide))
+    most = _ROUNDED * float(ml_dtypes.finfo(one.dtype).eps) * scale
+    return np.allclose(wide, also, rtol=0, atol=most, equal_nan=True)
+
+
+#: By how many units in the last place of the largest value sums in another order may differ.
+_ROUNDED = 64
 
 
 # A run that shows a race, and one with few switches.
@@ -438,9 +469,10 @@ def _reversed(runs: _Runs, outcome: _Outcome) -> _Reversal | None:
         assert result is not None
         return result, orders[0]
 
-    past = directed(actors=actors, memory=True)[1].past
+    plain = directed(actors=actors, memory=True)[1]
+    past = plain.past
     past.order()
-    runs.learn(past)
+    runs.learn(plain)
     best: _Reversal | None = None
     for earlier, later in _representatives(past)[: min(_REVERSED, runs.most - runs.count)]:
         held, other = actors[earlier], actors[later]

@@ -202,7 +202,7 @@ def test_the_order_of_a_witness_is_told(wrong):
     first, *lines = wrong.story
     assert first == "7 steps in the plain order, then:"
     assert lines[0] == "> device 1 is late"
-    assert re.fullmatch(r"  device 1: adds 1 to sem \(test_exploration.py:\d+\)", lines[1])
+    assert re.fullmatch(r"  device 0: looks at sem \(test_exploration.py:\d+\)", lines[1])
     assert "> device 1 goes on, after all others" in lines
 
 
