@@ -105,6 +105,7 @@ class ExploredStep:
       ended: whether all that it did is known.
       accesses: to memory, where these are kept: see ``Explorer.memory``.
       where: name and line of its operations.
+      seen: if it ends a round of a loop that has done nothing but look: the counts that it saw.
     """
 
     actor: Actor
@@ -114,6 +115,7 @@ class ExploredStep:
     where: dict[Operation, tuple[str, str]] = field(
         default_factory=dict[Operation, tuple[str, str]]
     )
+    seen: dict[Hashable, int] = field(default_factory=dict[Hashable, int])
 
 
 def conflict(one: ExploredStep, other: ExploredStep) -> bool:

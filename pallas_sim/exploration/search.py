@@ -361,7 +361,7 @@ class Search:
         """How many classes of orders are known to be left."""
         return sum(len(_untried(node)) for node in self.nodes)
 
-    def learn(self, explorer: Explorer) -> None:
+    def learn(self, explorer: ReducedOrder) -> None:
         """Take note of a run that was made, and find the next one."""
         self.count += 1
         nodes, past = self.nodes, explorer.past
@@ -370,6 +370,9 @@ class Search:
         for earlier, later in past.races:
             if earlier < len(nodes):
                 _want_reversal(nodes[earlier], past, earlier, later)
+        if explorer.spun and len(nodes[-1].wanted) == 1:
+            node = nodes[-1]  # the round was none: somebody else takes the step
+            node.wanted.update([actor for actor in node.enabled if actor not in node.asleep][:2])
         while nodes and not _untried(nodes[-1]):
             nodes.pop()
         self.left = bool(nodes)
@@ -388,16 +391,23 @@ def _untried(node: Node) -> list[Actor]:
 
 def _want_reversal(node: Node, past: Past, earlier: int, later: int) -> None:
     """Want somebody tried in a state, so that a race of its step goes the other way round."""
+    without = past.without(earlier, later)
     initial: set[Actor] = set()  # of those who go on without the earlier step: who need no others
-    before = 0
     begun: set[Actor] = set()
-    for position in past.without(earlier, later):
+    before = 0
+    for position in without:
         actor = past.steps[position].actor
         if actor not in begun and not past.past[position] & before:
             initial.add(actor)
         begun.add(actor)
         before |= 1 << position
     if node.wanted & initial:
+        return
+    # The shortest way to the later step: all else need not have happened before.
+    way = [past.steps[at].actor for at in without if past.precedes(at, later)]
+    if way[0] in node.enabled:
+        node.wanted.add(way[0])
+        node.ways[way[0]] = way[1:]
         return
     possible = [actor for actor in node.enabled if actor in initial]
     node.wanted.update(possible[:1] or node.enabled)
