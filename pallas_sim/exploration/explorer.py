@@ -201,7 +201,7 @@ class Explorer(Choices):
             step = self.steps[-1]
             seen.clear()
         seen[name] = (target, target.count)
-        step.operations["look", name] = 1
+        step.operations["look", name] = target.count
         step.where["look", name] = where
 
     def _wait_for_change(

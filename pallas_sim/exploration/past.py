@@ -146,6 +146,11 @@ def _reason(kind: ReasonKind, one: tuple[str, str], other: tuple[str, str]) -> R
     return Reason(kind, one[0] or other[0], lines)
 
 
+def _change(kind: str, amount: int) -> int:
+    """Return by how much an operation changes the count of a semaphore."""
+    return {"add": amount, "subtract": amount, "take": -amount}.get(kind, 0)
+
+
 @dataclass(eq=False)
 class Past:
     """The steps of a run, what comes before what in every order of them, and the races.
@@ -240,8 +245,28 @@ class Past:
             for (kind, what), amount in self.steps[position].operations.items():
                 if kind in ("take", "peek") and counts[what] < amount:
                     return False
-                counts[what] += {"add": amount, "subtract": amount, "take": -amount}.get(kind, 0)
+                counts[what] += _change(kind, amount)
         return True
+
+    def count(self, name: Hashable, earlier: int, later: int) -> int:
+        """Return the count of a semaphore after what comes before two steps, without the first."""
+        way = [at for at in self.without(earlier, later) if self.precedes(at, later)]
+        return sum(
+            _change(kind, amount)
+            for position in (*range(earlier), *way)
+            for (kind, what), amount in self.steps[position].operations.items()
+            if what == name
+        )
+
+    def knowledge(self, position: int) -> Hashable:
+        """Return what the actor of a step knew before it: all that its last step comes after."""
+        actor = self.steps[position].actor
+        own = [at for at in range(position) if self.steps[at].actor == actor]
+        if not own:
+            return ()
+        known = (at for at in range(own[-1] + 1) if self.precedes(at, own[-1]))
+        steps = [(self.steps[at].actor, tuple(self.steps[at].operations.items())) for at in known]
+        return frozenset(Counter(steps).items())
 
     def _needed(self, *, first: bool) -> list[set[int]]:
         """Return the additions that the waits of each step need.
