@@ -195,8 +195,9 @@ class Explorer(Choices):
         name = self._name(target)
         seen = self._seen_by.setdefault(step.actor, {})
         task = thread.machine.scheduler.current
-        same = all(one.count == count for one, count in seen.values())
-        if name in seen and same and task is not None:
+        if any(one.count != count for one, count in seen.values()):
+            seen.clear()
+        if name in seen and task is not None:
             self._wait_for_change(thread, task, [one for one, _ in seen.values()], line)
             step = self.steps[-1]
             seen.clear()
@@ -301,10 +302,9 @@ class Explorer(Choices):
                 self._touch(step, event.region, where, writes=event.writes, adds=event.adds)
             elif isinstance(event, Synchronized) and not barrier:
                 met += event.threads
-        if step.operations:
+        if any(kind != "look" for kind, _ in step.operations):
             self._woken = 0
-            if any(kind != "look" for kind, _ in step.operations):
-                self._seen_by.pop(step.actor, None)
+            self._seen_by.pop(step.actor, None)
         self.past.add(step, met, everyone=barrier)
 
     def _touch(
@@ -566,7 +566,9 @@ class ReducedOrder(Explorer):
     def _sees_nothing_new(self, step: ExploredStep) -> bool:
         """Return whether a step ends a round of looks at counts that are still the same."""
         counts = {name: one.count for one, name in self._names.values() if name in step.seen}
-        return bool(step.seen) and all(counts[name] == seen for name, seen in step.seen.items())
+        return bool(step.seen) and all(
+            counts.get(name, seen) == seen for name, seen in step.seen.items()
+        )
 
     def _spin(self, step: ExploredStep) -> None:
         """End the run: all that follows is in runs without this round, unless nobody goes on."""
