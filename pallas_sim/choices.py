@@ -8,7 +8,7 @@ everywhere; another seed draws, and the same one draws the same.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar
@@ -45,6 +45,32 @@ class Choices:
           kind: ``"look"`` at the count of a semaphore, ``"wait"`` where it does not suffice, or
             ``"change"``, which reads memory and writes it in one step.
           target: the semaphore, or the name of the memory.
+        """
+
+    def operate(self, kind: str, name: Hashable, value: int) -> None:
+        """Note an operation on something that is named, for which there is no semaphore.
+
+        Args:
+          kind: at a barrier of a GPU ``"arrive"`` in a phase, ``"end"`` it or ``"pass"`` it;
+            ``"look"`` at anything else, or ``"change"`` it.
+          name: the same in each run.
+          value: the phase.
+        """
+
+    def operation_done(self, operation: Any, steps: int) -> None:
+        """Note that the thread waited for so many steps of an operation of an engine."""
+
+    def access(
+        self, memory: Hashable, first: int, end: int, *, writes: bool, group: str = ""
+    ) -> None:
+        """Note an atomic access to memory.
+
+        Args:
+          memory: its name, the same in each run.
+          first: number of the first element.
+          end: number of the one behind the last.
+          writes: whether it changes memory.
+          group: names the operation, if two of them commute and neither result is used.
         """
 
     def finish(self) -> None:

@@ -149,6 +149,7 @@ class Machine:
     refuses: bool = True
     named: bool = False
     recording: Recording = field(default_factory=Recording)
+    engines: list[Engines] = field(default_factory=list["Engines"])
     coverage: Coverage = field(default_factory=Coverage)
     timeline: Timeline | None = None
     inspector: StepObserver | None = None
@@ -391,6 +392,18 @@ class GridPosition:
     point: tuple[int, ...]
     sizes: tuple[int, ...]
     shown: int | None = None
+
+
+class Engines(Protocol):
+    """What moves beside the threads of a launch on a GPU."""
+
+    def movable(self) -> Sequence[Any]:
+        """Return the operations whose next step can happen."""
+        ...
+
+    def move(self, operation: Any) -> Sequence[tuple[Region, bool]]:
+        """Let the next step happen; return the memory that it accesses, and whether it writes."""
+        ...
 
 
 class AccessMonitor(Protocol):

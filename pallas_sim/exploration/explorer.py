@@ -9,9 +9,16 @@ from typing import Any, ClassVar
 
 from pallas_sim.choices import Choices
 from pallas_sim.copies import advance
-from pallas_sim.exploration.past import Actor, ExploredStep, MemoryAccess, Past, conflict
+from pallas_sim.exploration.past import (
+    Actor,
+    ExploredStep,
+    MemoryAccess,
+    Past,
+    conflict,
+    may_change,
+)
 from pallas_sim.findings import Wait
-from pallas_sim.machine import Machine
+from pallas_sim.machine import Engines, Machine
 from pallas_sim.memory import Ref, Region
 from pallas_sim.order.accesses import bounds_of, root
 from pallas_sim.recording import Copy, Semaphore, Signalled, Synchronized, Touched, Waited
@@ -62,7 +69,7 @@ class Explorer(Choices):
     _events: Any = None
     _seen: int = 0
     _names: dict[int, tuple[Any, Hashable]] = field(default_factory=dict[int, tuple[Any, Hashable]])
-    _copies: dict[int, tuple[Copy, Actor]] = field(default_factory=dict[int, tuple[Copy, Actor]])
+    _copies: dict[int, tuple[Any, Actor]] = field(default_factory=dict[int, tuple[Any, Actor]])
     past: Past = field(default_factory=lambda: Past())
     _looks: dict[Actor, tuple[int, Hashable, int]] = field(
         default_factory=dict[Actor, tuple[int, Hashable, int]]
@@ -79,7 +86,12 @@ class Explorer(Choices):
             self._end_step()
             tasks = {("thread", task.thread.number, 0): task for task in ready}
             copies = {self._actor_of(copy): copy for copy in self.machine.copies if copy.movable}
-            enabled = (*tasks, *copies)
+            operations = {
+                self._actor_of(operation): (engines, operation)
+                for engines in self.machine.engines
+                for operation in engines.movable()
+            }
+            enabled = (*tasks, *copies, *operations)
             if not enabled:
                 return None
             actor = self._chosen(enabled)
@@ -87,7 +99,10 @@ class Explorer(Choices):
             if actor in tasks:
                 ready.remove(tasks[actor])
                 return tasks[actor]
-            self._move(copies[actor])
+            if actor in copies:
+                self._move(copies[actor])
+            else:
+                self._operate_engine(actor, *operations[actor])
 
     @property
     def taken(self) -> tuple[int, ...]:
@@ -122,6 +137,28 @@ class Explorer(Choices):
             count = sum(1 for one in self.steps if one.actor == step.actor)
         self._looks[step.actor] = (count, name, target.count)
         step.operations["look", name] = 1
+
+    def operate(self, kind: str, name: Hashable, value: int) -> None:
+        """As any ``Choices``."""
+        if self.steps:
+            self.steps[-1].operations[kind, name] = value
+
+    def operation_done(self, operation: Any, steps: int) -> None:
+        """As any ``Choices``."""
+        self.operate("peek", ("steps of", self._actor_of(operation)), steps)
+
+    def access(
+        self, memory: Hashable, first: int, end: int, *, writes: bool, group: str = ""
+    ) -> None:
+        """As any ``Choices``."""
+        if self.steps:
+            self.steps[-1].accesses.append(MemoryAccess(memory, first, end, writes, group))
+
+    def _operate_engine(self, actor: Actor, engines: Engines, operation: Any) -> None:
+        """Let the next step of an operation of a GPU's engine happen."""
+        self.operate("add", ("steps of", actor), 1)
+        for region, writes in engines.move(operation):
+            self._touch(self.steps[-1], region, writes=writes)
 
     def _wake_pollers(self) -> bool:
         """Let those look again who wait for a change, if nothing else can happen."""
@@ -161,7 +198,10 @@ class Explorer(Choices):
         return {
             actor: step
             for actor, step in before.items()
-            if step is not None and actor != last.actor and not conflict(step, last)
+            if step is not None
+            and actor != last.actor
+            and not conflict(step, last)
+            and not may_change(step, last)
         }
 
     def _move(self, copy: Copy) -> None:
@@ -177,7 +217,7 @@ class Explorer(Choices):
             operation = ("add", self._name(semaphore))
             step.operations[operation] = step.operations.get(operation, 0) + copy.size
 
-    def _actor_of(self, copy: Copy) -> Actor:
+    def _actor_of(self, copy: Any) -> Actor:
         known = self._copies.get(id(copy))
         if known is not None:
             return known[1]
@@ -246,6 +286,9 @@ class Explorer(Choices):
     def _name(self, semaphore: Semaphore) -> Hashable:
         """Name a semaphore by where it is, which all runs do alike."""
         known = self._names.get(id(semaphore))
+        place = getattr(semaphore, "place", None)  # of a barrier of a GPU
+        if place is not None:
+            return place
         if known is None:
             self._learn_all()
             known = self._names.setdefault(id(semaphore), (semaphore, semaphore.name))

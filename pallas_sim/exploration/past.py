@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -23,6 +23,8 @@ _DEPENDENT = frozenset(
         frozenset({"take", "look"}),
         frozenset({"add", "look"}),
         frozenset({"change"}),
+        frozenset({"change", "look"}),
+        frozenset({"arrive", "look"}),
     }
 )
 
@@ -51,25 +53,57 @@ class ExploredStep:
 
 
 class MemoryAccess(NamedTuple):
-    """An access of a step to memory: whose it is, the range of its bytes, and whether it writes."""
+    """An access of a step to memory: whose it is, the range of its bytes, and whether it writes.
+
+    Two of the same group commute: the operation is named if no result is used.
+    """
 
     memory: Hashable
     first: int
     end: int
     writes: bool
+    group: str = ""
 
 
 def conflict(one: ExploredStep, other: ExploredStep) -> bool:
     """Return whether the order of two steps matters."""
     return any(
-        what == also and frozenset({kind, another}) in _DEPENDENT
-        for kind, what in one.operations
-        for another, also in other.operations
+        what == also and _depend(kind, value, another, other_value)
+        for (kind, what), value in one.operations.items()
+        for (another, also), other_value in other.operations.items()
     ) or any(
-        a.memory == b.memory and (a.writes or b.writes) and a.first < b.end and b.first < a.end
+        a.memory == b.memory
+        and (a.writes or b.writes)
+        and (a.group != b.group or not a.group)
+        and a.first < b.end
+        and b.first < a.end
         for a in one.accesses
         for b in other.accesses
     )
+
+
+def _depend(kind: str, value: int, another: str, other_value: int) -> bool:
+    """Return whether the order of two operations on one thing matters.
+
+    A barrier of a GPU counts arrivals in phases. Those of one phase commute; an arrival in another
+    phase might have been the one that ended the phase before. Who passes a phase looks at one bit,
+    so the end of the next phase must not come before.
+    """
+    if kind == another == "arrive":
+        return value != other_value
+    if {kind, another} == {"pass", "end"}:
+        passed, ended = (value, other_value) if kind == "pass" else (other_value, value)
+        return ended == passed + 1
+    return frozenset({kind, another}) in _DEPENDENT
+
+
+def may_change(step: ExploredStep, last: ExploredStep) -> bool:
+    """Return whether a step would do something else after another one that it commutes with.
+
+    So it is with an arrival in a phase that has ended by now, or that it would end by now.
+    """
+    barriers = {what for kind, what in step.operations if kind == "arrive"}
+    return any(kind in ("end", "pass") and what in barriers for kind, what in last.operations)
 
 
 @dataclass(eq=False)
@@ -157,13 +191,18 @@ class Past:
         needed: list[set[int]] = []
         taken: dict[tuple[Actor, Hashable], int] = {}
         adds: dict[Hashable, list[tuple[int, int]]] = {}
+        arrivals: dict[Hashable, list[tuple[int, int]]] = {}
         for position, step in enumerate(self.steps):
             for (kind, what), amount in step.operations.items():
                 if kind == "add":
                     adds.setdefault(what, []).append((position, amount))
+                elif kind == "arrive":
+                    arrivals.setdefault(what, []).append((position, amount))
         for position, step in enumerate(self.steps):
             of_step: set[int] = set()
             for (kind, what), amount in step.operations.items():
+                if kind == "pass":
+                    of_step |= {at for at, phase in arrivals.get(what, ()) if phase <= amount}
                 if kind not in ("take", "peek"):
                     continue
                 possible = [
@@ -196,12 +235,30 @@ class Past:
                 other = self.steps[earlier]
                 if self.clocks[earlier][other.actor] <= clock.get(other.actor, 0):
                     continue
-                if conflict(other, step):
+                if conflict(other, step) and not self._holds_up(earlier, step, of_thing):
                     self.races.append((earlier, position))
                     _join(clock, self.clocks[earlier])
             self.clocks.append(clock)
             for thing in things:
                 of_thing.setdefault(thing, []).append(position)
+
+
+    def _holds_up(
+        self, earlier: int, step: ExploredStep, of_thing: Mapping[Hashable, Sequence[int]]
+    ) -> bool:
+        """Return whether the end of a phase comes after a step that passed the one before.
+
+        It does if any arrival of the phase comes after that.
+        """
+        for (kind, what), phase in step.operations.items():
+            if kind != "end" or ("pass", what) not in self.steps[earlier].operations:
+                continue
+            return any(
+                self.steps[at].operations.get(("arrive", what)) == phase
+                and self.precedes(earlier, at)
+                for at in of_thing.get(what, ())
+            )
+        return False
 
 
 def _join(clock: dict[Actor, int], other: dict[Actor, int]) -> None:

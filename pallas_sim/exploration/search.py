@@ -78,7 +78,7 @@ def explore(
       options: as of ``simulate``.
 
     Raises:
-      OptionError: there is no such target, it is a GPU, or ``schedules`` is less than 1.
+      OptionError: there is no such target, or ``schedules`` is less than 1.
       SimulationError: the call cannot be simulated.
     """
     if schedules < 1:
@@ -86,11 +86,6 @@ def explore(
     call = SimulatedCall.of(fn, args, options)
     set_platforms()
     chip = call.chip(target)
-    if chip.platform != "tpu":
-        raise OptionError(
-            f"explore runs kernels for TPUs, not for {chip.name}: the order of a GPU's engines is "
-            "not among its choices. simulate(seed=) draws other orders"
-        )
 
     def run(explorer: Callable[[Machine], Explorer]) -> tuple[Explorer, Any]:
         machine = Machine(target=chip.name, cores=chip.cores, limits=limits or Limits())

@@ -14,7 +14,7 @@ from typing import Any
 from pallas_sim.accesses import record_access
 from pallas_sim.errors import SimulationError
 from pallas_sim.findings import Wait
-from pallas_sim.gpu.engines import advance, go_on, know
+from pallas_sim.gpu.engines import advance, go_on, know, moves_by_choice
 from pallas_sim.gpu.threads import Barrier, GpuThread
 from pallas_sim.recording import Acquired, Released
 
@@ -44,6 +44,7 @@ def arrive(thread: GpuThread, barrier: Barrier, line: str, *, expects: int = 0) 
       expects: bytes.
     """
     machine, line = thread.machine, line or thread.around
+    machine.scheduler.stop()
     if barrier.block is not thread.block:
         # An arrival accesses shared memory of another block, which must not have ended.
         door = barrier.block.doors[barrier.number : barrier.number + 1]
@@ -62,7 +63,8 @@ def arrive(thread: GpuThread, barrier: Barrier, line: str, *, expects: int = 0) 
         barrier.pending = 0  # so that the run goes on as if it had not arrived
     barrier.end_phase_if_complete(machine)
     go_on(thread)
-    machine.scheduler.pause()
+    if not machine.choices.explores:
+        machine.scheduler.pause()
 
 
 def arrive_in_cluster(thread: GpuThread, barrier: Barrier, line: str) -> None:
@@ -97,8 +99,9 @@ def wait(thread: GpuThread, barrier: Barrier, line: str) -> None:
 def test(thread: GpuThread, barrier: Barrier, line: str) -> bool:
     """Return whether the next phase is complete; if so, that counts as a wait for it."""
     thread.machine.scheduler.give_way()
+    thread.machine.choices.look(thread, "look", barrier)
     if not is_passed(thread, barrier):
-        if barrier.coming:
+        if barrier.coming and not moves_by_choice(thread):
             # A loop of tests must end, so each test runs a step of an operation that arrives there.
             advance(thread.kernel_launch, barrier.coming[0])
         return False
@@ -126,10 +129,11 @@ def _wait_for_phase(thread: GpuThread, barrier: Barrier, turn: int, line: str) -
         )
 
     with thread.span("wait", barrier.name):
+        machine.scheduler.stop()
         while not _is_passed(barrier, turn):
             if barrier.completed > turn:
                 _report_overrun(thread, barrier, turn, line)
-            if barrier.coming:
+            if barrier.coming and not moves_by_choice(thread):
                 advance(thread.kernel_launch, barrier.coming[0])
                 continue
             task = machine.scheduler.current
@@ -139,6 +143,7 @@ def _wait_for_phase(thread: GpuThread, barrier: Barrier, turn: int, line: str) -
                 raise thread.deadlock([blocked()])
         if barrier.completed > turn + 1:
             _report_overrun(thread, barrier, turn, line)
+        machine.choices.operate("pass", barrier.place, turn)
         # Each phase that is complete by now passes on what its arrivals have done.
         for phase in barrier.phases[turn : barrier.completed]:
             at = (line, thread.program, thread.kernel)

@@ -39,7 +39,7 @@ from pallas_sim.errors import SimulationError
 from pallas_sim.evaluation import Program, prepare, run
 from pallas_sim.findings import Wait
 from pallas_sim.generators import raw_value, value_of
-from pallas_sim.gpu.engines import end_block
+from pallas_sim.gpu.engines import LaunchEngines, end_block
 from pallas_sim.gpu.launch_order import Footprints, begin_early, end_kernel
 from pallas_sim.gpu.scopes import (
     ScopedRef,
@@ -273,13 +273,18 @@ def _execute(
             launch.start = begin_early(thread, values)
         publish_semaphores(launch, kernel.semaphores, list(np.ndindex(*sizes)))
         at_entry(thread, traffic)
-        footprints = Footprints(machine.seed, concurrent=kernel.concurrent)
+        # Where every order is explored, accesses of clusters to global memory are steps, too.
+        concurrent = kernel.concurrent or machine.choices.explores
+        footprints = Footprints(machine.seed, concurrent=concurrent)
         kernel_run = _KernelRun(kernel, launch, arguments, footprints)
         kernel_run.watch_memory()
-        if kernel.concurrent:
+        engines = LaunchEngines(launch)
+        machine.engines.append(engines)
+        if concurrent:
             kernel_run.run_all_at_once()
         else:
             kernel_run.run_one_by_one()
+        machine.engines.remove(engines)
         end_kernel(thread, footprints.kernel_ahead(kernel.name), launch.start)
         # Scopes reuse semaphores. One that is looked at without taking counts for the whole launch.
         semaphores = semaphores_of(launch.semaphores.values())
@@ -376,10 +381,11 @@ class _KernelRun:
             if not any(block.running for block in thread.block.cluster.blocks):
                 _begin_next(thread.kernel_launch)
 
-        if len(threads) == 1:  # without switches between greenlets
-            work(threads[0])
+        machine = self.launch.thread.machine
+        if len(threads) == 1 and not machine.choices.explores:
+            work(threads[0])  # without switches between greenlets
         else:
-            self.launch.thread.machine.scheduler.run(threads, work)
+            machine.scheduler.run(threads, work)
 
     def cluster(self, point: tuple[int, ...], recording: Recording | None) -> BlockCluster:
         """Make a cluster with blocks and warpgroups that have not begun."""

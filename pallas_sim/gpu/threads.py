@@ -167,6 +167,12 @@ class ThreadBlock:
         """Its index along each axis of the grid and of the cluster."""
         return (*self.cluster.point, *self.index)
 
+    @property
+    def place(self) -> tuple[Any, ...]:
+        """Device, launch and point: the same in each run."""
+        device = self.cluster.launch.thread
+        return (device.owner.device, device.launch, self.point)
+
 
 @dataclass(eq=False)
 class OperationGroups:
@@ -243,9 +249,19 @@ class Barrier:
         self._begin_phase(self._token())
 
     @property
+    def place(self) -> tuple[Any, ...]:
+        """Where it is: the same in each run."""
+        return ("barrier", *self.block.place, self.number)
+
+    @property
     def completed(self) -> int:
         """The number of complete phases."""
         return len(self.phases) - 1
+
+    @property
+    def count(self) -> int:
+        """What a test looks at: a thread that sees the same again waits for a change."""
+        return self.completed
 
     def wake(self, machine: Machine) -> None:
         """Let the tasks that wait look again."""
@@ -255,8 +271,10 @@ class Barrier:
 
     def end_phase_if_complete(self, machine: Machine) -> None:
         """Begin the next phase once all have arrived and all announced bytes are there."""
+        machine.choices.operate("arrive", self.place, self.completed)
         if self.pending or self.expected:
             return
+        machine.choices.operate("end", self.place, self.completed)
         # The tokens are chained, because an arrival in a phase also passes on earlier phases.
         after = self.phases[-1].token.after = self._token()
         self._begin_phase(after)
@@ -288,6 +306,8 @@ class EngineOperation:
       waited: whether a thread knows that it is done.
       released: whether a thread knows that its sources were read.
       before: other operations that are done when this one is.
+      waiting: the tasks that wait for its steps.
+      count: of its steps.
     """
 
     record: Asynchronous
@@ -299,6 +319,8 @@ class EngineOperation:
     waited: bool = False
     released: bool = False
     before: Sequence[EngineOperation] = ()
+    waiting: list[Task] = field(default_factory=list)
+    count: int = 0
 
 
 @dataclass(eq=False)
