@@ -134,6 +134,7 @@ class Explorer(Choices):
                 scheduler.idle.append(self._wake_pollers)
             scheduler.block(lambda: _polls(thread, target))
             step = self.steps[-1]
+            self._follow_waker(step.actor)
             count = sum(1 for one in self.steps if one.actor == step.actor)
         self._looks[step.actor] = (count, name, target.count)
         step.operations["look", name] = 1
@@ -159,6 +160,13 @@ class Explorer(Choices):
         self.operate("add", ("steps of", actor), 1)
         for region, writes in engines.move(operation):
             self._touch(self.steps[-1], region, writes=writes)
+
+    def _follow_waker(self, actor: Actor) -> None:
+        """Note that the current step comes after the one that let its blocked thread go on."""
+        position = len(self.steps) - 1
+        while actor in self.nodes[position].enabled:
+            position -= 1
+        self.past.follow(actor[1], position)
 
     def _wake_pollers(self) -> bool:
         """Let those look again who wait for a change, if nothing else can happen."""

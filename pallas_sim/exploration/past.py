@@ -131,6 +131,10 @@ class Past:
         """Note in which step an actor begins."""
         self._begun[actor] = position
 
+    def follow(self, thread: int, position: int) -> None:
+        """Note that the next step of a thread comes after another step."""
+        self._met.setdefault(thread, set()).add(position)
+
     def meet(self) -> None:
         """Let all that was done come before all that follows."""
         self._everyone.update(self._last.values())
@@ -154,7 +158,7 @@ class Past:
             if (last := self._last.get(("thread", number, 0))) is not None:
                 before.add(last)
             if ("thread", number, 0) != actor:
-                self._met.setdefault(number, set()).add(position)
+                self.follow(number, position)
         self.steps.append(step)
         self.before.append(before)
         self._last[actor] = position

@@ -43,8 +43,12 @@ def arrive(thread: GpuThread, barrier: Barrier, line: str, *, expects: int = 0) 
       line: ``file:line``.
       expects: bytes.
     """
-    machine, line = thread.machine, line or thread.around
-    machine.scheduler.stop()
+    thread.machine.scheduler.stop()
+    _arrive(thread, barrier, line or thread.around, expects)
+
+
+def _arrive(thread: GpuThread, barrier: Barrier, line: str, expects: int = 0) -> None:
+    machine = thread.machine
     if barrier.block is not thread.block:
         # An arrival accesses shared memory of another block, which must not have ended.
         door = barrier.block.doors[barrier.number : barrier.number + 1]
@@ -70,15 +74,18 @@ def arrive(thread: GpuThread, barrier: Barrier, line: str, *, expects: int = 0) 
 def arrive_in_cluster(thread: GpuThread, barrier: Barrier, line: str) -> None:
     """Arrive at a barrier; at one of a cluster, in all blocks that take part."""
     axes = barrier.facts.axes
+    # One instruction, whose lanes arrive in a block each: nobody passes one barrier in between.
+    thread.machine.scheduler.stop()
+    line = line or thread.around
     if axes is None:
-        arrive(thread, barrier, line)
+        _arrive(thread, barrier, line)
         return
     cluster, here = thread.block.cluster, barrier.block
     blocks = [block for names in axes for block in cluster.along(here, names)]
     if barrier.facts.leader:
         blocks = blocks[:1]
     for block in dict.fromkeys(blocks or [here]):
-        arrive(thread, block.memory[barrier.site].data[barrier.index], line)
+        _arrive(thread, block.memory[barrier.site].data[barrier.index], line)
 
 
 def wait(thread: GpuThread, barrier: Barrier, line: str) -> None:
