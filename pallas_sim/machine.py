@@ -27,7 +27,7 @@ from pallas_sim.findings import Kind as FindingKind
 from pallas_sim.functions import Errors, hashed_errors
 from pallas_sim.memory import AllocationKey, Ref, Region
 from pallas_sim.points import Coverage
-from pallas_sim.recording import Copy, Entered, Recording, Semaphore
+from pallas_sim.recording import Copy, Entered, Recording, Semaphore, Side
 from pallas_sim.scheduler import Scheduler
 from pallas_sim.timeline import Kind as SpanKind
 from pallas_sim.timeline import Timeline, TimelineSpan
@@ -401,8 +401,8 @@ class Engines(Protocol):
         """Return the operations whose next step can happen."""
         ...
 
-    def move(self, operation: Any) -> Sequence[tuple[Region, bool]]:
-        """Let the next step happen; return the memory that it accesses, and whether it writes."""
+    def move(self, operation: Any) -> Sequence[Side]:
+        """Let the next step happen, and return the memory that it accesses."""
         ...
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Hashable
+from collections import Counter, deque
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from pallas_sim.choices import Choices
+from pallas_sim.choices import Choices, atomic_kind
 from pallas_sim.copies import advance
+from pallas_sim.errors import OptionError
 from pallas_sim.exploration.past import (
     Actor,
     ExploredStep,
@@ -16,7 +17,9 @@ from pallas_sim.exploration.past import (
     Past,
     conflict,
     may_change,
+    part_of,
 )
+from pallas_sim.exploration.witness import Witness, digest_of
 from pallas_sim.findings import Wait
 from pallas_sim.machine import Engines, Machine
 from pallas_sim.memory import Ref, Region
@@ -26,6 +29,359 @@ from pallas_sim.recording import Copy, Semaphore, Signalled, Synchronized, Touch
 
 class Redundant(BaseException):
     """Ends a run whose orders were all run before. No ``Exception``: a kernel may catch those."""
+
+
+class Unrepeatable(BaseException):
+    """Ends a run that does not repeat the run before: something else than choices decides it."""
+
+
+@dataclass(eq=False)
+class Explorer(Choices):
+    """The choices of one run: the plain ones, which go on as long as they can.
+
+    Attributes:
+      machine: that runs.
+      steps: what was done so far.
+      past: the steps, and what comes before what.
+      chosen: by number, who took the next step wherever several could.
+      memory: whether accesses to memory are kept. The proof of order says which of them are in no
+        order; only for a run that shows it are they tried both ways.
+      jaxpr: what runs.
+    """
+
+    machine: Machine = field(kw_only=True)
+    steps: list[ExploredStep] = field(default_factory=list[ExploredStep])
+    past: Past = field(default_factory=Past)
+    chosen: list[int] = field(default_factory=list[int])
+    memory: bool = field(default=False)
+    jaxpr: Any = None
+    _events: Any = None
+    _seen: int = 0
+    _names: dict[int, tuple[Any, Hashable]] = field(default_factory=dict[int, tuple[Any, Hashable]])
+    _copies: dict[int, tuple[Any, Actor]] = field(default_factory=dict[int, tuple[Any, Actor]])
+    _since: dict[Actor, int] = field(default_factory=dict[Actor, int])
+    _counts: Counter[Any] = field(default_factory=Counter[Any])
+    _looks: dict[Actor, tuple[int, Hashable, int]] = field(
+        default_factory=dict[Actor, tuple[int, Hashable, int]]
+    )
+    _pollers: list[Any] = field(default_factory=list[Any])
+    _woken: int = 0
+    _pending: dict[Actor, tuple[Hashable, tuple[str, str]]] = field(
+        default_factory=dict[Actor, tuple[Hashable, tuple[str, str]]]
+    )
+
+    explores: ClassVar[bool] = True
+
+    def begin(self, jaxpr: Any) -> None:
+        """Keep what runs."""
+        self.jaxpr = jaxpr
+
+    def next_task(self, ready: deque[Any]) -> Any:
+        """Choose what happens next; copies move until a task goes on, or nothing can happen."""
+        while True:
+            self._end_step()
+            tasks = {("thread", task.thread.number, 0): task for task in ready}
+            copies = {self._actor_of(copy): copy for copy in self.machine.copies if copy.movable}
+            operations = {
+                self._actor_of(operation): (engines, operation)
+                for engines in self.machine.engines
+                for operation in engines.movable()
+            }
+            enabled = (*tasks, *copies, *operations)
+            if not enabled:
+                return None
+            position = len(self.steps)
+            self._since = {actor: self._since.get(actor, position) for actor in enabled}
+            actor = self._choose(enabled)
+            if len(enabled) > 1:
+                self.chosen.append(enabled.index(actor))
+            self.steps.append(ExploredStep(actor))
+            self._counts[actor] += 1
+            if actor in tasks:
+                ready.remove(tasks[actor])
+                return tasks[actor]
+            if actor in copies:
+                self._move(copies[actor])
+            else:
+                self._operate_engine(actor, *operations[actor])
+
+    def _choose(self, enabled: tuple[Actor, ...]) -> Actor:
+        """Return who takes the next step, of those who can."""
+        return enabled[0]
+
+    @property
+    def witness(self) -> Witness:
+        """The order of the run so far."""
+        last = max((at for at, choice in enumerate(self.chosen, 1) if choice), default=0)
+        choices = tuple(self.chosen[:last])
+        return Witness(digest_of(self.jaxpr), self.machine.target, choices)
+
+    def look(self, thread: Any, kind: str, target: Any, line: str = "") -> None:
+        """Add a look to the current step; a thread that sees the same again waits for a change."""
+        if not self.steps:
+            return
+        step = self.steps[-1]
+        where = (getattr(target, "name", target), line)
+        if kind == "wait":
+            self._pending[step.actor] = (self._name(target), where)
+            return
+        if kind != "look":
+            step.operations[kind, target] = 1
+            step.where[kind, target] = where
+            return
+        name = self._name(target)
+        scheduler = thread.machine.scheduler
+        before = self._looks.get(step.actor)
+        if (
+            before == (self._counts[step.actor] - 1, name, target.count)
+            and scheduler.current is not None
+        ):
+            target.waiting.append(scheduler.current)
+            self._pollers.append((scheduler.current, target))
+            if self._wake_pollers not in scheduler.idle:
+                scheduler.idle.append(self._wake_pollers)
+            scheduler.block(lambda: _polls(thread, target, line))
+            step = self.steps[-1]
+            # It comes after the step that let it go on.
+            self.past.follow(step.actor[1], self._since[step.actor] - 1)
+        self._looks[step.actor] = (self._counts[step.actor], name, target.count)
+        step.operations["look", name] = 1
+        step.where["look", name] = where
+
+    def operate(
+        self, kind: str, name: Hashable, value: int, where: tuple[str, str] = ("", "")
+    ) -> None:
+        """As any ``Choices``."""
+        if self.steps:
+            step = self.steps[-1]
+            step.operations[kind, name], step.where[kind, name] = value, where
+
+    def operation_done(self, operation: Any, steps: int) -> None:
+        """As any ``Choices``."""
+        self.operate("peek", ("steps of", self._actor_of(operation)), steps)
+
+    def access(self, region: Region, atomic: str, where: tuple[str, str]) -> None:
+        """As any ``Choices``."""
+        if self.steps:
+            self._touch(self.steps[-1], region, where, writes=atomic != "look", atomic=atomic)
+
+    def name(self, memory: Any, place: Hashable) -> None:
+        """As any ``Choices``."""
+        whole = root(memory)
+        self._names[id(whole)] = (whole, place)
+
+    def _operate_engine(self, actor: Actor, engines: Engines, operation: Any) -> None:
+        """Let the next step of an operation of a GPU's engine happen."""
+        self.operate("add", ("steps of", actor), 1)
+        for side in engines.move(operation):
+            where = (side.name, operation.record.line)
+            self._touch(self.steps[-1], side.region, where, writes=side.writes, atomic=side.atomic)
+
+    def _wake_pollers(self) -> bool:
+        """Let those look again who wait for a change, if nothing else can happen."""
+        self._woken += 1
+        pollers = [(task, target) for task, target in self._pollers if task in target.waiting]
+        self._pollers.clear()
+        if not pollers or self._woken > _POLLS:
+            return False
+        for task, target in pollers:
+            target.waiting.remove(task)
+            self.machine.scheduler.wake(task)
+        return True
+
+    def _move(self, copy: Copy) -> None:
+        """Let the next event of a copy happen."""
+        step = self.steps[-1]
+        reads = bool(copy.unread)
+        semaphore = copy.sent if reads else copy.done
+        for region, writes in copy.sides:
+            if writes != reads:
+                where = (copy.names[writes], copy.line)
+                atomic = _adding(region) if writes and copy.adds else ""
+                self._touch(step, region, where, writes=writes, atomic=atomic)
+        advance(self.machine, copy)
+        if semaphore is not None:
+            _operate(step, "add", self._name(semaphore), copy.size, (semaphore.name, copy.line))
+
+    def _actor_of(self, copy: Any) -> Actor:
+        known = self._copies.get(id(copy))
+        if known is not None:
+            return known[1]
+        starter = self.steps[-1].actor if self.steps else ("thread", -1, 0)
+        actor = ("copy", starter[1], self._counts["copies", starter[1]])
+        self._counts["copies", starter[1]] += 1
+        self._copies[id(copy)] = (copy, actor)
+        if self.steps:
+            self.past.begin(actor, len(self.steps) - 1)
+        return actor
+
+    def finish(self) -> None:
+        """End the step that is the last one of all threads."""
+        self._end_step()
+        self._events, self._seen = self.machine.recording.events, len(self.machine.recording.events)
+        self.past.meet()
+
+    def end(self) -> None:
+        """End the run: waits that never ended are steps, too, as in another order they may have."""
+        self._end_step()
+        for actor, (name, where) in self._pending.items():
+            operation = ("take", name)
+            step = ExploredStep(actor, {operation: 0}, where={operation: where})
+            self.past.add(step, (), everyone=False)
+
+    def _end_step(self) -> None:
+        """Take the events since the step began."""
+        events = self.machine.recording.events
+        fresh, barrier = events[self._seen :], False
+        if self._events is not None and events is not self._events:
+            fresh, barrier = [*self._events[self._seen :], *events], True
+        self._events, self._seen = events, len(events)
+        if not self.steps:
+            return
+        step = self.steps[-1]
+        if step.ended:
+            return
+        step.ended = True
+        met: list[int] = []
+        for event in fresh:
+            if isinstance(event, Signalled):
+                kind = "add" if event.amount >= 0 else "subtract"
+                where = (event.semaphore.name, event.line)
+                _operate(step, kind, self._name(event.semaphore), event.amount, where)
+            elif isinstance(event, Waited):
+                operation = ("take" if event.takes else "peek", self._name(event.semaphore))
+                step.operations[operation] = event.amount
+                step.where[operation] = (event.semaphore.name, event.line)
+                self._pending.pop(step.actor, None)
+            elif isinstance(event, Touched):
+                where = (event.name, event.line)
+                atomic = _adding(event.region) if event.adds else ""
+                if self.memory:
+                    self._touch(step, event.region, where, writes=event.writes, atomic=atomic)
+            elif isinstance(event, Synchronized) and not barrier:
+                met += event.threads
+        if step.operations:
+            self._woken = 0
+        self.past.add(step, met, everyone=barrier)
+
+    def _touch(
+        self,
+        step: ExploredStep,
+        region: Region,
+        where: tuple[str, str],
+        *,
+        writes: bool,
+        atomic: str,
+    ) -> None:
+        if not self.memory and not atomic:
+            return
+        whole = root(region)
+        if id(whole) not in self._names:
+            self._learn_all()
+        name = self._names.setdefault(id(whole), (whole, ("memory", len(self._names))))[1]
+        start, (first, end) = bounds_of(whole)[0], bounds_of(region)
+        part = part_of(region, start)
+        access = MemoryAccess(name, first - start, end - start, writes, atomic, where, part)
+        step.accesses.append(access)
+
+    def _name(self, semaphore: Semaphore) -> Hashable:
+        """Name a semaphore by where it is, which all runs do alike."""
+        place = getattr(semaphore, "place", None)  # of a barrier of a GPU
+        if place is not None:
+            return place
+        known = self._names.get(id(semaphore))
+        if known is None:
+            self._learn_all()
+            known = self._names.setdefault(id(semaphore), (semaphore, semaphore.name))
+        return known[1]
+
+    def _learn_all(self) -> None:
+        for device in self.machine.devices.values():
+            for key, ref in device.memory.items():
+                self._learn(ref, (device.number, key))
+            for key, barrier in device.barriers.items():
+                self._names[id(barrier)] = (barrier, (device.number, key))
+
+    def _learn(self, ref: Ref, where: Hashable) -> None:
+        if ref.data.dtype == object:
+            for number, one in enumerate(ref.data.flat):
+                self._names.setdefault(id(one), (one, (where, number)))
+        else:
+            self._names.setdefault(id(root(ref.data)), (root(ref.data), where))
+
+
+@dataclass(eq=False)
+class Replay(Explorer):
+    """The choices of a witness, and then the plain ones.
+
+    Attributes:
+      schedule: the witness.
+    """
+
+    schedule: Witness = field(kw_only=True)
+
+    def begin(self, jaxpr: Any) -> None:
+        """Keep what runs.
+
+        Raises:
+          OptionError: it is not what the witness is of.
+        """
+        super().begin(jaxpr)
+        self.schedule.require(digest_of(jaxpr), self.machine.target)
+
+    def _choose(self, enabled: tuple[Actor, ...]) -> Actor:
+        """Return whom the witness names.
+
+        Raises:
+          OptionError: there are not so many who can go on.
+        """
+        at = len(self.chosen)
+        choice = self.schedule.choices[at] if at < len(self.schedule.choices) else 0
+        if choice >= len(enabled):
+            raise OptionError(
+                f"the schedule does not fit this run: choice {at} of it is {choice}, and "
+                f"{len(enabled)} can go on there; {_OTHER_RUN}"
+            )
+        return enabled[choice]
+
+    def complete(self) -> None:
+        """Reject a run that has ended before the witness has.
+
+        Raises:
+          OptionError: choices are left over.
+        """
+        left = len(self.schedule.choices) - len(self.chosen)
+        if left > 0:
+            raise OptionError(
+                f"the schedule does not fit this run: {left} of its "
+                f"{len(self.schedule.choices)} choices are left over; {_OTHER_RUN}"
+            )
+
+
+@dataclass(eq=False)
+class Directed(Explorer):
+    """Lets some actors take steps in an order, as far as they can, and then chooses plainly.
+
+    Attributes:
+      actors: who take the first steps.
+      skipped: how many of them could not.
+    """
+
+    actors: Sequence[Actor] = ()
+    skipped: int = 0
+    _at: int = 0
+
+    def _choose(self, enabled: tuple[Actor, ...]) -> Actor:
+        while self._at < len(self.actors):
+            actor = self.actors[self._at]
+            self._at += 1
+            if actor in enabled:
+                return actor
+            self.skipped += 1
+        return enabled[0]
+
+
+# All orders: dynamic partial order reduction.
 
 
 @dataclass(eq=False)
@@ -50,144 +406,26 @@ class Node:
 
 
 @dataclass(eq=False)
-class Explorer(Choices):
-    """The choices of one run of an exploration: those of ``nodes`` first, then new ones.
+class Reduced(Explorer):
+    """The choices of ``nodes`` first, then new ones, none of which repeat orders that were run.
 
     Attributes:
-      machine: that runs.
       nodes: the states of the run, in order, as far as they are known.
-      steps: what was done so far, a step for each node.
-      past: the steps with their clocks.
-      memory: whether the order of accesses to memory matters, too. The proof of order says which
-        accesses are in no order; only for a run that shows it are they tried both ways.
     """
 
-    machine: Machine = field(kw_only=True)
     nodes: list[Node] = field(default_factory=list[Node])
-    steps: list[ExploredStep] = field(default_factory=list[ExploredStep])
-    memory: bool = False
-    _events: Any = None
-    _seen: int = 0
-    _names: dict[int, tuple[Any, Hashable]] = field(default_factory=dict[int, tuple[Any, Hashable]])
-    _copies: dict[int, tuple[Any, Actor]] = field(default_factory=dict[int, tuple[Any, Actor]])
-    past: Past = field(default_factory=lambda: Past())
-    _looks: dict[Actor, tuple[int, Hashable, int]] = field(
-        default_factory=dict[Actor, tuple[int, Hashable, int]]
-    )
-    _pollers: list[Any] = field(default_factory=list[Any])
-    _woken: int = 0
-    _pending: dict[Actor, Hashable] = field(default_factory=dict[Actor, Hashable])
 
-    explores: ClassVar[bool] = True
-
-    def next_task(self, ready: deque[Any]) -> Any:
-        """Choose what happens next; copies move until a task goes on, or nothing can happen."""
-        while True:
-            self._end_step()
-            tasks = {("thread", task.thread.number, 0): task for task in ready}
-            copies = {self._actor_of(copy): copy for copy in self.machine.copies if copy.movable}
-            operations = {
-                self._actor_of(operation): (engines, operation)
-                for engines in self.machine.engines
-                for operation in engines.movable()
-            }
-            enabled = (*tasks, *copies, *operations)
-            if not enabled:
-                return None
-            actor = self._chosen(enabled)
-            self.steps.append(ExploredStep(actor))
-            if actor in tasks:
-                ready.remove(tasks[actor])
-                return tasks[actor]
-            if actor in copies:
-                self._move(copies[actor])
-            else:
-                self._operate_engine(actor, *operations[actor])
-
-    @property
-    def taken(self) -> tuple[int, ...]:
-        """The schedule of the run: who was chosen wherever there were several."""
-        pairs = zip(self.nodes, self.steps, strict=False)
-        return tuple(
-            node.enabled.index(step.actor) for node, step in pairs if len(node.enabled) > 1
-        )
-
-    def look(self, thread: Any, kind: str, target: Any) -> None:
-        """Add a look to the current step; a thread that sees the same again waits for a change."""
-        if not self.steps:
-            return
-        step = self.steps[-1]
-        if kind == "wait":
-            self._pending[step.actor] = self._name(target)
-            return
-        if kind != "look":
-            step.operations[kind, target] = 1
-            return
-        name = self._name(target)
-        scheduler = thread.machine.scheduler
-        count = sum(1 for one in self.steps if one.actor == step.actor)
-        before = self._looks.get(step.actor)
-        if before == (count - 1, name, target.count) and scheduler.current is not None:
-            target.waiting.append(scheduler.current)
-            self._pollers.append((scheduler.current, target))
-            if self._wake_pollers not in scheduler.idle:
-                scheduler.idle.append(self._wake_pollers)
-            scheduler.block(lambda: _polls(thread, target))
-            step = self.steps[-1]
-            self._follow_waker(step.actor)
-            count = sum(1 for one in self.steps if one.actor == step.actor)
-        self._looks[step.actor] = (count, name, target.count)
-        step.operations["look", name] = 1
-
-    def operate(self, kind: str, name: Hashable, value: int) -> None:
-        """As any ``Choices``."""
-        if self.steps:
-            self.steps[-1].operations[kind, name] = value
-
-    def operation_done(self, operation: Any, steps: int) -> None:
-        """As any ``Choices``."""
-        self.operate("peek", ("steps of", self._actor_of(operation)), steps)
-
-    def access(
-        self, memory: Hashable, first: int, end: int, *, writes: bool, group: str = ""
-    ) -> None:
-        """As any ``Choices``."""
-        if self.steps:
-            self.steps[-1].accesses.append(MemoryAccess(memory, first, end, writes, group))
-
-    def _operate_engine(self, actor: Actor, engines: Engines, operation: Any) -> None:
-        """Let the next step of an operation of a GPU's engine happen."""
-        self.operate("add", ("steps of", actor), 1)
-        for region, writes in engines.move(operation):
-            self._touch(self.steps[-1], region, writes=writes)
-
-    def _follow_waker(self, actor: Actor) -> None:
-        """Note that the current step comes after the one that let its blocked thread go on."""
-        position = len(self.steps) - 1
-        while actor in self.nodes[position].enabled:
-            position -= 1
-        self.past.follow(actor[1], position)
-
-    def _wake_pollers(self) -> bool:
-        """Let those look again who wait for a change, if nothing else can happen."""
-        self._woken += 1
-        pollers = [(task, target) for task, target in self._pollers if task in target.waiting]
-        self._pollers.clear()
-        if not pollers or self._woken > _POLLS:
-            return False
-        for task, target in pollers:
-            target.waiting.remove(task)
-            self.machine.scheduler.wake(task)
-        return True
-
-    def _chosen(self, enabled: tuple[Actor, ...]) -> Actor:
+    def _choose(self, enabled: tuple[Actor, ...]) -> Actor:
         """Return who takes the next step, and keep the state.
 
         Raises:
           Redundant: all runs from here on were made.
+          Unrepeatable: the run is not the one that the nodes are of.
         """
         number = len(self.steps)
         if number < len(self.nodes):
+            if self.nodes[number].enabled != enabled:
+                raise Unrepeatable
             return self.nodes[number].chosen
         asleep = self._asleep()
         awake = [actor for actor in enabled if actor not in asleep]
@@ -212,114 +450,39 @@ class Explorer(Choices):
             and not may_change(step, last)
         }
 
-    def _move(self, copy: Copy) -> None:
-        """Let the next event of a copy happen."""
-        step = self.steps[-1]
-        reads = bool(copy.unread)
-        semaphore = copy.sent if reads else copy.done
-        for region, writes in copy.sides:
-            if writes != reads:
-                self._touch(step, region, writes=writes)
-        advance(self.machine, copy)
-        if semaphore is not None:
-            operation = ("add", self._name(semaphore))
-            step.operations[operation] = step.operations.get(operation, 0) + copy.size
-
-    def _actor_of(self, copy: Any) -> Actor:
-        known = self._copies.get(id(copy))
-        if known is not None:
-            return known[1]
-        starter = self.steps[-1].actor if self.steps else ("thread", -1, 0)
-        number = sum(actor[1] == starter[1] for _, actor in self._copies.values())
-        actor = ("copy", starter[1], number)
-        self._copies[id(copy)] = (copy, actor)
-        if self.steps:
-            self.past.begin(actor, len(self.steps) - 1)
-        return actor
-
-    def finish(self) -> None:
-        """End the step that is the last one of all threads."""
-        self._end_step()
-        self._events, self._seen = self.machine.recording.events, len(self.machine.recording.events)
-        self.past.meet()
-
-    def end(self) -> None:
-        """End the run: waits that never ended are steps, too, as in another order they may have."""
-        self._end_step()
-        for actor, name in self._pending.items():
-            self.past.add(ExploredStep(actor, {("take", name): 0}), (), everyone=False)
-
     def _end_step(self) -> None:
-        """Take the events since the step began."""
-        events = self.machine.recording.events
-        fresh, barrier = events[self._seen :], False
-        if self._events is not None and events is not self._events:
-            fresh, barrier = [*self._events[self._seen :], *events], True
-        self._events, self._seen = events, len(events)
-        if not self.steps:
-            return
-        step = self.steps[-1]
-        if step.ended:
-            return
-        step.ended = True
-        met: list[int] = []
-        for event in fresh:
-            if isinstance(event, Signalled):
-                operation = ("add", self._name(event.semaphore))
-                step.operations[operation] = step.operations.get(operation, 0) + event.amount
-            elif isinstance(event, Waited):
-                name = self._name(event.semaphore)
-                step.operations["take" if event.takes else "peek", name] = event.amount
-                self._pending.pop(step.actor, None)
-            elif isinstance(event, Touched):
-                self._touch(step, event.region, writes=event.writes)
-            elif isinstance(event, Synchronized) and not barrier:
-                met += event.threads
-        node = self.nodes[len(self.steps) - 1]
-        node.tried[step.actor] = step
-        if step.operations:
-            self._woken = 0
-        self.past.add(step, met, everyone=barrier)
+        super()._end_step()
+        if self.steps:
+            step = self.steps[-1]
+            self.nodes[len(self.steps) - 1].tried[step.actor] = step
 
-    def _touch(self, step: ExploredStep, region: Region, *, writes: bool) -> None:
-        if not self.memory:
-            return
-        whole = root(region)
-        if id(whole) not in self._names:
-            self._learn_all()
-        name = self._names.setdefault(id(whole), (whole, ("memory", len(self._names))))[1]
-        start, (first, end) = bounds_of(whole)[0], bounds_of(region)
-        step.accesses.append(MemoryAccess(name, first - start, end - start, writes))
 
-    def _name(self, semaphore: Semaphore) -> Hashable:
-        """Name a semaphore by where it is, which all runs do alike."""
-        known = self._names.get(id(semaphore))
-        place = getattr(semaphore, "place", None)  # of a barrier of a GPU
-        if place is not None:
-            return place
-        if known is None:
-            self._learn_all()
-            known = self._names.setdefault(id(semaphore), (semaphore, semaphore.name))
-        return known[1]
+def _adding(region: Region) -> str:
+    return atomic_kind("add", root(region).dtype, used=False)
 
-    def _learn_all(self) -> None:
-        for device in self.machine.devices.values():
-            for key, ref in device.memory.items():
-                self._learn(ref, (device.number, key))
-            for key, barrier in device.barriers.items():
-                self._names[id(barrier)] = (barrier, (device.number, key))
 
-    def _learn(self, ref: Ref, where: Hashable) -> None:
-        if ref.data.dtype == object:
-            for number, one in enumerate(ref.data.flat):
-                self._names.setdefault(id(one), (one, (where, number)))
-        elif self.memory:
-            self._names.setdefault(id(root(ref.data)), (root(ref.data), where))
+def _operate(
+    step: ExploredStep, kind: str, name: Hashable, amount: int, where: tuple[str, str]
+) -> None:
+    operation = (kind, name)
+    step.operations[operation] = step.operations.get(operation, 0) + amount
+    step.where[operation] = where
 
+
+_OTHER_RUN = (
+    "its inputs are others than those that were explored, or a callback or the time decides what "
+    "it does"
+)
 
 #: How often threads that poll look again although nothing has happened: loops that end by counting.
 _POLLS = 64
 
 
-def _polls(thread: Any, semaphore: Semaphore) -> Any:
-    return Wait(owner=thread.owner, on=semaphore.name, had=semaphore.count, program=thread.program)
+def _polls(thread: Any, semaphore: Semaphore, line: str) -> Any:
+    return Wait(
+        owner=thread.owner,
+        on=semaphore.name,
+        had=semaphore.count,
+        line=line,
+        program=thread.program,
+    )

@@ -65,7 +65,7 @@ def _arrive(thread: GpuThread, barrier: Barrier, line: str, expects: int = 0) ->
         )
         thread.report("phase", message, line, ref=barrier.name, seed=machine.seed)
         barrier.pending = 0  # so that the run goes on as if it had not arrived
-    barrier.end_phase_if_complete(machine)
+    barrier.end_phase_if_complete(machine, line)
     go_on(thread)
     if not machine.choices.explores:
         machine.scheduler.pause()
@@ -106,7 +106,7 @@ def wait(thread: GpuThread, barrier: Barrier, line: str) -> None:
 def test(thread: GpuThread, barrier: Barrier, line: str) -> bool:
     """Return whether the next phase is complete; if so, that counts as a wait for it."""
     thread.machine.scheduler.give_way()
-    thread.machine.choices.look(thread, "look", barrier)
+    thread.machine.choices.look(thread, "look", barrier, line or thread.around)
     if not is_passed(thread, barrier):
         if barrier.coming and not moves_by_choice(thread):
             # A loop of tests must end, so each test runs a step of an operation that arrives there.
@@ -150,7 +150,7 @@ def _wait_for_phase(thread: GpuThread, barrier: Barrier, turn: int, line: str) -
                 raise thread.deadlock([blocked()])
         if barrier.completed > turn + 1:
             _report_overrun(thread, barrier, turn, line)
-        machine.choices.operate("pass", barrier.place, turn)
+        machine.choices.operate("pass", barrier.place, turn, (barrier.name, line))
         # Each phase that is complete by now passes on what its arrivals have done.
         for phase in barrier.phases[turn : barrier.completed]:
             at = (line, thread.program, thread.kernel)

@@ -38,7 +38,6 @@ from pallas_sim.gpu.threads import (
     WarpOperations,
     Warps,
 )
-from pallas_sim.memory import Region
 from pallas_sim.order.accesses import overlap
 from pallas_sim.recording import Asynchronous, Completed, Finished, Forked, Released, Side
 
@@ -162,16 +161,12 @@ class LaunchEngines:
             chains.setdefault(id(operation) if chain is None else chain, operation)
         return list(chains.values())
 
-    def move(self, operation: EngineOperation) -> Sequence[tuple[Region, bool]]:
+    def move(self, operation: EngineOperation) -> Sequence[Side]:
         """Let the next step happen: it reads unless all sources were read, and may be the last."""
         reads = len(operation.steps) > operation.reads
         advance(self.launch, operation)
         writes = not operation.steps
-        return [
-            (side.region, side.writes)
-            for side in operation.record.sides
-            if (writes if side.writes else reads)
-        ]
+        return [side for side in operation.record.sides if (writes if side.writes else reads)]
 
 
 def complete(
@@ -190,7 +185,7 @@ def complete(
     thread.recording.events.append(Completed(operation.record, phase.token))
     barrier.expected -= nbytes
     barrier.pending -= arrivals
-    barrier.end_phase_if_complete(thread.machine)
+    barrier.end_phase_if_complete(thread.machine, operation.record.line)
 
 
 def run_steps(operation: EngineOperation, *, sources_only: bool = False) -> None:

@@ -397,6 +397,9 @@ class _KernelRun:
             # Memory begins as NaN in every dtype.
             block = ThreadBlock(cluster, index, Arena.of_size(self.kernel.smem, 0xFF))
             cluster.blocks.append(block)
+            choices = self.launch.thread.machine.choices
+            choices.name(block.arena, ("shared memory", *block.place))
+            choices.name(block.doors, ("doors", *block.place))
             numbers = range(mesh.warpgroups)
             block.warpgroups += [self.warpgroup(block, number, recording) for number in numbers]
             block.running = mesh.warpgroups
@@ -506,6 +509,9 @@ NOTE = (
 def _hold_back(launch: GpuLaunch, clusters: Sequence[BlockCluster]) -> None:
     """Let some clusters begin at once, and the others later or never."""
     choices, count = launch.thread.machine.choices, len(clusters)
+    if choices.explores:  # each begins, or is taken over, in any order
+        launch.pending.extend(clusters)
+        return
     first = 1 + choices.among(count) if choices.vary else -(-count // 2)
     launch.pending.extend(clusters[first:])
 
@@ -514,11 +520,23 @@ def _may_begin(thread: GpuThread) -> bool:
     """Wait until the cluster of a thread begins; False if another one has taken it over."""
     cluster = thread.block.cluster
     launch, scheduler = cluster.launch, thread.machine.scheduler
+    if scheduler.choices.explores:
+        return _begin_by_choice(cluster)
     while cluster in launch.pending:
         task = scheduler.current
         assert task is not None
         launch.held.setdefault(id(cluster), []).append(task)
         scheduler.block(lambda: Wait(owner=thread.owner, on="the begin of its cluster"))
+    return not cluster.cancelled
+
+
+def _begin_by_choice(cluster: BlockCluster) -> bool:
+    """Begin a cluster, unless another one has taken it over."""
+    launch = cluster.launch
+    if cluster in launch.pending or cluster.cancelled:
+        launch.thread.machine.choices.operate("look", launch.place, 0)
+    if cluster in launch.pending:
+        launch.pending.remove(cluster)
     return not cluster.cancelled
 
 
@@ -533,6 +551,7 @@ def _begin_next(launch: GpuLaunch) -> bool:
 def take_over(launch: GpuLaunch) -> BlockCluster | None:
     """Cancel a cluster that has not begun, and return it; None if there is none."""
     pending = launch.pending
+    launch.thread.machine.choices.operate("change", launch.place, 0)
     if not pending:
         return None
     at = launch.thread.machine.choices.among(len(pending))

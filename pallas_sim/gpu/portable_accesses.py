@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from pallas_sim.choices import atomic_kind
 from pallas_sim.dtypes import Array
 from pallas_sim.edges import (
     Contents,
@@ -38,7 +39,7 @@ from pallas_sim.gpu.portable_order import (
     WaitingPrograms,
 )
 from pallas_sim.machine import Machine, Thread
-from pallas_sim.memory import Outside, Ref
+from pallas_sim.memory import Elements, Outside, Ref
 from pallas_sim.pallas_calls import BlockStart, BlockWindow
 from pallas_sim.transforms import Bitcast, Transform
 from pallas_sim.windows import read, write
@@ -221,6 +222,8 @@ class BlockAccess:
         """
         block: ProgramBlock = self.ref.block
         memory = block.memory
+        if volatile:
+            self.thread.machine.scheduler.stop()
         if block.key is not None and self.shape is None:
             try:
                 part = np.array(read(memory.array[block.key], self.window, self.operands))
@@ -246,6 +249,8 @@ class BlockAccess:
 
         values = load(contents_of(self.thread))
         self._note("volatile" if volatile else "read", _SelectedElements(inside))
+        if volatile:
+            self._choose(inside, "look")
         if volatile and block.waiting is not None:
             seen = (self.line, numbers.tobytes(), values.tobytes())
             block.waiting.looked(self.thread, self.ref, seen)
@@ -278,15 +283,24 @@ class BlockAccess:
             return False
         return True
 
-    def update(self, change: Callable[[Array, Any], Array], value: Any, *, used: bool) -> Array:
+    def update(
+        self,
+        change: Callable[[Array, Any], Array],
+        value: Any,
+        operator: str,
+        *,
+        used: bool,
+    ) -> Array:
         """Change the elements atomically, one after the other; returns their old values.
 
         Args:
           change: returns new elements for old ones and the operand's.
           value: the operand, of the shape of the window.
+          operator: its name: see ``choices.atomic_kind``.
           used: whether the program uses the old values.
         """
         assert self.shape is not None
+        self.thread.machine.scheduler.stop()
         numbers = self._reported(ATOMIC)
         chosen = numbers >= 0
         block: ProgramBlock = self.ref.block
@@ -305,6 +319,8 @@ class BlockAccess:
             self._note("atomic", _SelectedElements(inside))
             elements = id(block.memory), inside.tobytes()
             block.memory.shadow.order.synchronize(block.program, elements, learns=used)
+        kind = atomic_kind(operator, flat.dtype, used=used)
+        self._choose(inside, "look" if used and not differs else kind)
         if block.waiting is not None:
             # An atomic that changes nothing is a look at the memory, as in a loop that waits.
             if differs:
@@ -361,6 +377,12 @@ class BlockAccess:
         message = f"{access} {name} beyond the edge of its array {list(shape)}: {why}"
         facts: dict[str, Any] = {"ref": self.ref.name, "shape": shape}
         return self.thread.finding("bounds", message, self.line, **facts)
+
+    def _choose(self, numbers: Array, atomic: str) -> None:
+        """Note an access to elements whose order with those of other programs may matter."""
+        flat = self.ref.block.memory.array.reshape(-1)
+        at = (self.ref.name, self.line)
+        self.thread.machine.choices.access(Elements(flat, (numbers,)), atomic, at)
 
     def _note(self, kind: GlobalAccessKind, elements: ElementSelection) -> None:
         block: ProgramBlock = self.ref.block

@@ -71,6 +71,11 @@ class GpuLaunch:
     approximates: bool = False
     tiles: Callable[[], Mapping[CopyKey, tuple[int, ...]]] = dict
 
+    @property
+    def place(self) -> tuple[Any, ...]:
+        """Device and launch: the same in each run."""
+        return (self.thread.owner.device, self.thread.launch)
+
 
 @dataclass(eq=False)
 class BlockCluster:
@@ -170,8 +175,7 @@ class ThreadBlock:
     @property
     def place(self) -> tuple[Any, ...]:
         """Device, launch and point: the same in each run."""
-        device = self.cluster.launch.thread
-        return (device.owner.device, device.launch, self.point)
+        return (*self.cluster.launch.place, self.point)
 
 
 @dataclass(eq=False)
@@ -269,12 +273,13 @@ class Barrier:
             machine.scheduler.wake(task)
         self.waiting.clear()
 
-    def end_phase_if_complete(self, machine: Machine) -> None:
+    def end_phase_if_complete(self, machine: Machine, line: str = "") -> None:
         """Begin the next phase once all have arrived and all announced bytes are there."""
-        machine.choices.operate("arrive", self.place, self.completed)
+        at = (self.place, self.completed, (self.name, line))
+        machine.choices.operate("arrive", *at)
         if self.pending or self.expected:
             return
-        machine.choices.operate("end", self.place, self.completed)
+        machine.choices.operate("end", *at)
         # The tokens are chained, because an arrival in a phase also passes on earlier phases.
         after = self.phases[-1].token.after = self._token()
         self._begin_phase(after)
