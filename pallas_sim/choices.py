@@ -93,14 +93,24 @@ class Choices:
     def operation_done(self, operation: Any, steps: int) -> None:
         """Note that the thread waited for so many steps of an operation of an engine."""
 
-    def access(self, region: Any, atomic: str, where: tuple[str, str]) -> None:
-        """Note an atomic access to memory.
+    def access(
+        self, region: Any, atomic: str, where: tuple[str, str], *, writes: bool | None = None
+    ) -> None:
+        """Note an access to memory.
 
         Args:
           region: the memory.
-          atomic: see ``atomic_kind``; ``"look"`` for one that changed nothing.
+          atomic: see ``atomic_kind``; ``"look"`` for one that changed nothing; "" for none, where
+            the order of these is among the choices.
           where: name of the reference, and ``file:line``.
+          writes: whether it writes; None if ``atomic`` says so.
         """
+
+    def spin(self) -> None:
+        """Note that the look of the current step was one of a loop that waits for a change."""
+
+    def follow_waker(self) -> None:
+        """Note that the current step comes after the one that let its blocked thread go on."""
 
     def name(self, memory: Any, place: Hashable) -> None:
         """Name an array that is made, by where it is: the same in each run."""

@@ -142,8 +142,7 @@ class Explorer(Choices):
                 scheduler.idle.append(self._wake_pollers)
             scheduler.block(lambda: _polls(thread, target, line))
             step = self.steps[-1]
-            # It comes after the step that let it go on.
-            self.past.follow(step.actor[1], self._since[step.actor] - 1)
+            self.follow_waker()
         self._looks[step.actor] = (self._counts[step.actor], name, target.count)
         step.operations["look", name] = 1
         step.where["look", name] = where
@@ -160,10 +159,23 @@ class Explorer(Choices):
         """As any ``Choices``."""
         self.operate("peek", ("steps of", self._actor_of(operation)), steps)
 
-    def access(self, region: Region, atomic: str, where: tuple[str, str]) -> None:
+    def access(
+        self, region: Region, atomic: str, where: tuple[str, str], *, writes: bool | None = None
+    ) -> None:
         """As any ``Choices``."""
         if self.steps:
-            self._touch(self.steps[-1], region, where, writes=atomic != "look", atomic=atomic)
+            writes = atomic != "look" if writes is None else writes
+            self._touch(self.steps[-1], region, where, writes=writes, atomic=atomic)
+
+    def spin(self) -> None:
+        """As any ``Choices``."""
+        accesses = self.steps[-1].accesses
+        accesses[:] = [a._replace(spins=a.spins or a.atomic == "look") for a in accesses]
+
+    def follow_waker(self) -> None:
+        """As any ``Choices``."""
+        actor = self.steps[-1].actor
+        self.past.follow(actor[1], self._since[actor] - 1)
 
     def name(self, memory: Any, place: Hashable) -> None:
         """As any ``Choices``."""

@@ -123,6 +123,8 @@ class MemoryAccess(NamedTuple):
       atomic: the kind of operation: see ``choices.atomic_kind``; "" for none.
       where: name and line.
       part: which bytes of the range, if not all.
+      spins: whether it is a look of a loop that goes on until it sees another value: without it,
+        the loop would have waited for the next one.
     """
 
     memory: Hashable
@@ -132,6 +134,7 @@ class MemoryAccess(NamedTuple):
     atomic: str = ""
     where: tuple[str, str] = ("", "")
     part: Part | None = None
+    spins: bool = False
 
     def conflicts(self, other: MemoryAccess) -> bool:
         """Return whether the order of two accesses matters."""
@@ -379,7 +382,7 @@ class Past:
                         possible |= operations.get((other, what), 0)
             for access in step.accesses:
                 for other, steps in accesses.get(access.memory, {}).items():
-                    if access.conflicts(other):
+                    if not other.spins and access.conflicts(other):
                         possible |= steps
             possible &= ~before
             while possible:

@@ -435,16 +435,46 @@ class WaitingPrograms:
         scheduler = self.machine.scheduler
         task = scheduler.current
         # A program that sees something new goes on: it may be in no loop at all.
+        if scheduler.choices.explores:  # it waits before the next look
+            return
         if before != seen or task is None:
-            if not scheduler.choices.explores:
-                scheduler.pause()
+            scheduler.pause()
             return
         self.tasks[task] = ref.block.memory
+        scheduler.block(lambda: self._wait_of(thread, ref, seen[0]))
 
-        def blocked() -> Wait:
-            return Wait(owner=thread.owner, on=ref.name, line=seen[0], program=program.point)
+    def await_change(
+        self, thread: Thread, ref: Ref, seen: Callable[[], tuple[str, bytes, bytes]]
+    ) -> bool:
+        """Let a program wait before it looks, if it would see what it saw before.
 
-        scheduler.block(blocked)
+        Only where every order is explored: a look that sees nothing new is a step too many.
+
+        Args:
+          thread: that runs it.
+          ref: as of ``looked``.
+          seen: returns what it would see, as of ``looked``.
+
+        Returns:
+          Whether it waited.
+        """
+        choices, scheduler = self.machine.choices, self.machine.scheduler
+        task, before = scheduler.current, ref.block.program.last
+        if not choices.explores or task is None or before is None:
+            return False
+        waited = False
+        while before == seen():
+            self.tasks[task], rounds, waited = ref.block.memory, self.rounds, True
+            choices.spin()
+            scheduler.block(lambda: self._wait_of(thread, ref, before[0]))
+            choices.follow_waker()
+            if self.rounds > rounds:  # nobody can change it, so the loop may end by counting
+                break
+        return waited
+
+    def _wait_of(self, thread: Thread, ref: Ref, line: str) -> Wait:
+        point = ref.block.program.point
+        return Wait(owner=thread.owner, on=ref.name, line=line, program=point)
 
     def look_again(self) -> bool:
         """Let all programs that wait go on; False if they did so too often."""
