@@ -37,7 +37,7 @@ from pallas_sim.evaluation import (
     prepare_equation,
     run,
 )
-from pallas_sim.exploration.explorer import Replay
+from pallas_sim.exploration.explorer import ReplayedOrder
 from pallas_sim.exploration.witness import Witness
 from pallas_sim.findings import Finding, text_of
 from pallas_sim.inspector import Inspector, RefChange
@@ -411,7 +411,7 @@ def replay(machine: Machine, witness: Witness | str, *, jit: bool = True) -> Non
         raise OptionError(
             "a schedule is of a call that is traced as a whole: leave out jit=False, or witness="
         )
-    machine.choices = Replay(machine=machine, schedule=schedule)
+    machine.choices = ReplayedOrder(machine=machine, schedule=schedule)
 
 
 @contextmanager

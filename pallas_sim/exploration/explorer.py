@@ -20,11 +20,14 @@ from pallas_sim.exploration.past import (
     part_of,
 )
 from pallas_sim.exploration.witness import Witness, digest_of
-from pallas_sim.findings import Wait
+from pallas_sim.findings import Owner, Wait
 from pallas_sim.machine import Engines, Machine
 from pallas_sim.memory import Ref, Region
 from pallas_sim.order.accesses import bounds_of, root
 from pallas_sim.recording import Copy, Semaphore, Signalled, Synchronized, Touched, Waited
+
+#: The semaphores that a thread looked at in its last steps, by name, and the counts that it saw.
+type _Seen = dict[Hashable, tuple[Semaphore, int]]
 
 
 class Redundant(BaseException):
@@ -37,7 +40,11 @@ class Unrepeatable(BaseException):
 
 @dataclass(eq=False)
 class Explorer(Choices):
-    """The choices of one run: the plain ones, which go on as long as they can.
+    """The choices of one run: the plain ones.
+
+    A thread goes on as long as it can, then the next one, and copies move when no thread can go on.
+    Whoever is passed over is late: it goes on when nobody else can. So to hold back one thread or
+    copy is one choice, as in delay-bounded scheduling (Emmi, Qadeer and Rakamaric, POPL 2011).
 
     Attributes:
       machine: that runs.
@@ -46,6 +53,8 @@ class Explorer(Choices):
       chosen: by number, who took the next step wherever several could.
       memory: whether accesses to memory are kept. The proof of order says which of them are in no
         order; only for a run that shows it are they tried both ways.
+      sums: who added to floating-point memory, by its identity, name and line.
+      turns: when somebody was passed over, and went on after that.
       jaxpr: what runs.
     """
 
@@ -54,6 +63,10 @@ class Explorer(Choices):
     past: Past = field(default_factory=Past)
     chosen: list[int] = field(default_factory=list[int])
     memory: bool = field(default=False)
+    sums: dict[tuple[int, str, str], set[Any]] = field(
+        default_factory=dict[tuple[int, str, str], set[Any]]
+    )
+    turns: list[Turn] = field(default_factory=list["Turn"])
     jaxpr: Any = None
     _events: Any = None
     _seen: int = 0
@@ -61,11 +74,12 @@ class Explorer(Choices):
     _copies: dict[int, tuple[Any, Actor]] = field(default_factory=dict[int, tuple[Any, Actor]])
     _since: dict[Actor, int] = field(default_factory=dict[Actor, int])
     _counts: Counter[Any] = field(default_factory=Counter[Any])
-    _looks: dict[Actor, tuple[int, Hashable, int]] = field(
-        default_factory=dict[Actor, tuple[int, Hashable, int]]
-    )
+    _looks: dict[Actor, tuple[int, _Seen]] = field(default_factory=dict[Actor, "tuple[int, _Seen]"])
     _pollers: list[Any] = field(default_factory=list[Any])
     _woken: int = 0
+    _late: dict[Actor, int] = field(default_factory=dict[Actor, int])
+    _delays: int = 0
+    _passed: set[Actor] = field(default_factory=set[Actor])
     _pending: dict[Actor, tuple[Hashable, tuple[str, str]]] = field(
         default_factory=dict[Actor, tuple[Hashable, tuple[str, str]]]
     )
@@ -90,11 +104,18 @@ class Explorer(Choices):
             enabled = (*tasks, *copies, *operations)
             if not enabled:
                 return None
+            if self._late:
+                enabled = tuple(sorted(enabled, key=lambda actor: self._late.get(actor, 0)))
             position = len(self.steps)
             self._since = {actor: self._since.get(actor, position) for actor in enabled}
             actor = self._choose(enabled)
             if len(enabled) > 1:
-                self.chosen.append(enabled.index(actor))
+                number = enabled.index(actor)
+                self.chosen.append(number)
+                for passed in enabled[:number]:
+                    self._turn(passed, late=True)
+            if self._late.pop(actor, 0) and actor in self._passed:
+                self._turn(actor, late=False)
             self.steps.append(ExploredStep(actor))
             self._counts[actor] += 1
             if actor in tasks:
@@ -104,6 +125,38 @@ class Explorer(Choices):
                 self._move(copies[actor])
             else:
                 self._operate_engine(actor, *operations[actor])
+
+    def _be_late(self, actor: Actor) -> None:
+        """Let all others that can go on do so first, those too that will only begin."""
+        self._delays += 1
+        self._late[actor] = self._delays
+
+    def _turn(self, actor: Actor, *, late: bool) -> None:
+        """Note that somebody is passed over, or goes on after that."""
+        if late:
+            self._be_late(actor)
+            self._passed.add(actor)
+        else:
+            self._passed.discard(actor)
+        self.turns.append(Turn(len(self.steps), actor, late))
+        timeline = self.machine.timeline
+        if timeline is not None:
+            owner, what = self.owner_of(actor), self.name_of(actor)
+            timeline.turn(owner, f"late: {what}" if late else f"goes on: {what}")
+
+    def owner_of(self, actor: Actor) -> Owner:
+        """Return a thread, or that which started a copy."""
+        return list(self.machine.owners)[actor[1]]
+
+    def name_of(self, actor: Actor) -> str:
+        """Return what a reader calls an actor: ``"device 1"``, ``"copy 2 of device 1 (...)"``."""
+        owner = self.owner_of(actor)
+        if actor[0] == "thread":
+            return str(owner)
+        copy = next(copy for copy, known in self._copies.values() if known == actor)
+        source, target = copy.names
+        what = f"{source or 'memory'} -> {target or 'memory'}, {_brief(copy.line)}"
+        return f"copy {actor[2]} of {owner} ({what})"
 
     def _choose(self, enabled: tuple[Actor, ...]) -> Actor:
         """Return who takes the next step, of those who can."""
@@ -117,7 +170,10 @@ class Explorer(Choices):
         return Witness(digest_of(self.jaxpr), self.machine.target, choices)
 
     def look(self, thread: Any, kind: str, target: Any, line: str = "") -> None:
-        """Add a look to the current step; a thread that sees the same again waits for a change."""
+        """Add a look to the current step.
+
+        A thread that has only looked since it saw the same waits for a change.
+        """
         if not self.steps:
             return
         step = self.steps[-1]
@@ -130,22 +186,35 @@ class Explorer(Choices):
             step.where[kind, target] = where
             return
         name = self._name(target)
-        scheduler = thread.machine.scheduler
-        before = self._looks.get(step.actor)
-        if (
-            before == (self._counts[step.actor] - 1, name, target.count)
-            and scheduler.current is not None
-        ):
-            target.waiting.append(scheduler.current)
-            self._pollers.append((scheduler.current, target))
-            if self._wake_pollers not in scheduler.idle:
-                scheduler.idle.append(self._wake_pollers)
-            scheduler.block(lambda: _polls(thread, target, line))
-            step = self.steps[-1]
-            self.follow_waker()
-        self._looks[step.actor] = (self._counts[step.actor], name, target.count)
+        last, seen = self._looks.get(step.actor, (0, {}))
+        if last != self._counts[step.actor] - 1:
+            seen = {}
+        task = thread.machine.scheduler.current
+        same = all(one.count == count for one, count in seen.values())
+        if name in seen and same and task is not None:
+            self._wait_for_change(thread, task, [one for one, _ in seen.values()], line)
+            step, seen = self.steps[-1], {}
+        seen[name] = (target, target.count)
+        self._looks[step.actor] = (self._counts[step.actor], seen)
         step.operations["look", name] = 1
         step.where["look", name] = where
+        self._be_late(step.actor)  # a loop that looks must let all others go on
+
+    def _wait_for_change(
+        self, thread: Any, task: Any, semaphores: Sequence[Semaphore], line: str
+    ) -> None:
+        """Let others go on until a count changes, or nothing else can happen."""
+        scheduler = thread.machine.scheduler
+        for semaphore in semaphores:
+            semaphore.waiting.append(task)
+        self._pollers.append((task, semaphores))
+        if self._wake_pollers not in scheduler.idle:
+            scheduler.idle.append(self._wake_pollers)
+        scheduler.block(lambda: _polls(thread, semaphores[-1], line))
+        self.follow_waker()
+        for semaphore in semaphores:
+            if task in semaphore.waiting:
+                semaphore.waiting.remove(task)
 
     def operate(
         self, kind: str, name: Hashable, value: int, where: tuple[str, str] = ("", "")
@@ -192,12 +261,11 @@ class Explorer(Choices):
     def _wake_pollers(self) -> bool:
         """Let those look again who wait for a change, if nothing else can happen."""
         self._woken += 1
-        pollers = [(task, target) for task, target in self._pollers if task in target.waiting]
+        pollers = [task for task, semaphores in self._pollers if task in semaphores[0].waiting]
         self._pollers.clear()
         if not pollers or self._woken > _POLLS:
             return False
-        for task, target in pollers:
-            target.waiting.remove(task)
+        for task in pollers:
             self.machine.scheduler.wake(task)
         return True
 
@@ -285,9 +353,12 @@ class Explorer(Choices):
         writes: bool,
         atomic: str,
     ) -> None:
-        if not self.memory and not atomic:
+        if not (self.memory or atomic):
             return
         whole = root(region)
+        if atomic == "sum":
+            adders = self.sums.setdefault((id(whole), *where), set())
+            adders.add((step.actor, len(self.steps)))
         if id(whole) not in self._names:
             self._learn_all()
         name = self._names.setdefault(id(whole), (whole, ("memory", len(self._names))))[1]
@@ -322,8 +393,69 @@ class Explorer(Choices):
             self._names.setdefault(id(root(ref.data)), (root(ref.data), where))
 
 
+@dataclass(frozen=True)
+class Turn:
+    """Somebody was passed over, or went on after that.
+
+    Attributes:
+      step: before which step of the run.
+      actor: who.
+      late: whether it was passed over.
+    """
+
+    step: int
+    actor: Actor
+    late: bool
+
+
+#: How many lines tell an order.
+_LINES = 16
+
+#: What a step does, in words.
+_VERBS = {
+    "add": "adds {} to",
+    "subtract": "adds {} to",
+    "take": "takes {} from",
+    "peek": "sees {} on",
+    "look": "looks at",
+    "change": "reads and changes",
+}
+
+
+def story_of(explorer: Explorer) -> tuple[str, ...]:
+    """Tell in lines what the steps of a run did, from where it leaves the plain order."""
+    if not explorer.turns:
+        return ()
+    turns: dict[int, list[Turn]] = {}
+    for turn in explorer.turns:
+        turns.setdefault(turn.step, []).append(turn)
+    first = explorer.turns[0].step
+    last = max((turn.step for turn in explorer.turns if not turn.late), default=len(explorer.steps))
+    lines = [f"{first} steps in the plain order, then:"]
+    for number, step in enumerate(explorer.steps[first : last + 1], first):
+        for turn in turns.get(number, ()):
+            name = explorer.name_of(turn.actor)
+            lines.append(f"> {name} {'is late' if turn.late else 'goes on, after all others'}")
+        done = [
+            f"{_VERBS[kind].format(amount)} {step.where[kind, what][0]} "
+            f"({_brief(step.where[kind, what][1])})"
+            for (kind, what), amount in step.operations.items()
+        ]
+        if done:
+            lines.append(f"  {explorer.name_of(step.actor)}: {', '.join(done)}")
+    if len(lines) > _LINES:
+        half = _LINES // 2
+        lines[half:-half] = [f"  ... {len(lines) - 2 * half} more"]
+    return tuple(lines)
+
+
+def _brief(line: str) -> str:
+    """Return ``file:line`` without the folder."""
+    return line.rpartition("/")[2]
+
+
 @dataclass(eq=False)
-class Replay(Explorer):
+class ReplayedOrder(Explorer):
     """The choices of a witness, and then the plain ones.
 
     Attributes:
@@ -371,16 +503,20 @@ class Replay(Explorer):
 
 
 @dataclass(eq=False)
-class Directed(Explorer):
+class DirectedOrder(Explorer):
     """Lets some actors take steps in an order, as far as they can, and then chooses plainly.
 
     Attributes:
       actors: who take the first steps.
-      skipped: how many of them could not.
+      held: who waits after these, as long as anybody else can go on; None for nobody.
+      until: the step that ends this: whose, and how many it had taken before.
+      overtaken: whether that step was taken while ``held`` waited.
     """
 
     actors: Sequence[Actor] = ()
-    skipped: int = 0
+    held: Actor | None = None
+    until: tuple[Actor, int] | None = None
+    overtaken: bool = False
     _at: int = 0
 
     def _choose(self, enabled: tuple[Actor, ...]) -> Actor:
@@ -389,8 +525,14 @@ class Directed(Explorer):
             self._at += 1
             if actor in enabled:
                 return actor
-            self.skipped += 1
-        return enabled[0]
+        if self.held is None:
+            return enabled[0]
+        actor = next((one for one in enabled if one != self.held), self.held)
+        if actor == self.held:
+            self.held = None
+        elif (actor, self._counts[actor]) == self.until:
+            self.held, self.overtaken = None, True
+        return actor
 
 
 # All orders: dynamic partial order reduction.
@@ -418,7 +560,7 @@ class Node:
 
 
 @dataclass(eq=False)
-class Reduced(Explorer):
+class ReducedOrder(Explorer):
     """The choices of ``nodes`` first, then new ones, none of which repeat orders that were run.
 
     Attributes:

@@ -42,7 +42,8 @@ _DEPENDENT: Mapping[str, frozenset[str]] = {
 #: Why more than one order has to be run: several threads wait on a semaphore (``"waiters"``),
 #: something looks at its count (``"look"``), reads and changes memory in one step (``"change"``),
 #: arrives at a barrier for a phase that another one may end (``"arrive"``),
-#: adds numbers that round (``"sum"``), or nothing orders two accesses (``"race"``).
+#: or nothing orders two accesses (``"race"``). And several add floating-point numbers to the same
+#: memory (``"sum"``): these orders are not run, as they differ in rounding only.
 type ReasonKind = Literal["waiters", "look", "change", "arrive", "sum", "race"]
 
 
@@ -108,8 +109,9 @@ def part_of(region: Region, start: int) -> Part | None:
     return (first,), region.shape, region.strides, region.itemsize
 
 
-#: Kinds of atomic accesses that do not commute with others of the same kind; "" is none.
-_IN_ORDER = frozenset({"", "sum", "change"})
+#: Kinds of atomic accesses that do not commute with others of the same kind; "" is none. Sums that
+#: round do, but for rounding.
+_IN_ORDER = frozenset({"", "change"})
 
 
 class MemoryAccess(NamedTuple):

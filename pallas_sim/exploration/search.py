@@ -26,15 +26,18 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any, Literal
 
+import numpy as np
+
 from pallas_sim.errors import OptionError, PallasError
 from pallas_sim.exploration.explorer import (
-    Directed,
+    DirectedOrder,
     Explorer,
     Node,
-    Reduced,
+    ReducedOrder,
     Redundant,
-    Replay,
+    ReplayedOrder,
     Unrepeatable,
+    story_of,
 )
 from pallas_sim.exploration.past import Actor, Past, Reason, reasons_of
 from pallas_sim.exploration.witness import Witness
@@ -65,6 +68,7 @@ class Exploration:
       differs: whether it is wrong because it gave other values than the first one.
       confirmed: whether a run shows what is wrong. If not, the proof of order alone says so.
       witness: the order of that run, with few switches; None unless confirmed.
+      story: that order in lines, from where it leaves the plain one.
       stopped: a sentence on why not every order was run; "" if all were, or one is wrong.
     """
 
@@ -78,6 +82,7 @@ class Exploration:
     differs: bool = False
     confirmed: bool = False
     witness: Witness | None = None
+    story: tuple[str, ...] = ()
     stopped: str = ""
 
 
@@ -190,7 +195,9 @@ def _shown(runs: _Runs, outcome: _Outcome) -> Exploration:
         runs.findings = ()
         return runs.exploration("proved")
     if reversal is not None:
-        return runs.exploration("wrong", witness=reversal.outcome.explorer.witness)
+        explorer = reversal.outcome.explorer
+        facts = {"confirmed": True, "witness": explorer.witness, "story": story_of(explorer)}
+        return runs.exploration("wrong", **facts)
     return runs.exploration("wrong")
 
 
@@ -279,6 +286,15 @@ class _Runs:
         self.first = outcome if self.first is None else self.first
         return outcome
 
+    def learn(self, explorer: Explorer) -> None:
+        """Take note of why the order of steps matters."""
+        past = explorer.past
+        for (_, name, line), adders in explorer.sums.items():
+            if len(adders) > 1:
+                self.reasons.add(Reason("sum", name, (line,)))
+        for one, other in past.races:
+            self.reasons.update(reasons_of(past.steps[one], past.steps[other]))
+
     def fault_of(self, outcome: _Outcome) -> _Fault:
         """Return what a run shows to be wrong."""
         first, error = self.first, outcome.error
@@ -286,9 +302,10 @@ class _Runs:
         if error is not None:
             kinds = [(finding.kind, finding.line) for finding in getattr(error, "findings", ())]
             return _Fault((type(error), getattr(error, "line", ""), *kinds))
-        differs = first.error is None and not same_values(first.values, outcome.values)
+        rounds = bool(first.explorer.sums)
+        same = first.error is not None or same_values(first.values, outcome.values, rounds=rounds)
         shown = [finding.key for finding in outcome.findings if finding.kind not in _PROVED]
-        return _Fault((), differs, frozenset(shown))
+        return _Fault((), not same, frozenset(shown))
 
     def exploration(self, verdict: Verdict, **facts: Any) -> Exploration:
         """Return the result."""
@@ -311,18 +328,16 @@ class _Runs:
 def _walk(runs: _Runs, orders: Search, *, memory: bool) -> Iterator[_Outcome]:
     """Yield what a run of each class of orders gave, while there are runs left to be made."""
     while orders.left and runs.count < runs.most:
-        explorers: list[Reduced] = []
+        explorers: list[ReducedOrder] = []
 
         def choices(machine: Machine) -> Explorer:
-            explorers.append(Reduced(machine=machine, nodes=orders.nodes, memory=memory))  # noqa: B023
+            explorers.append(ReducedOrder(machine=machine, nodes=orders.nodes, memory=memory))  # noqa: B023
             return explorers[0]  # noqa: B023
 
         outcome = runs.make(choices, monitored=not memory)
         runs.count += 1
         orders.learn(explorers[0])
-        past = explorers[0].past
-        for one, other in past.races:
-            runs.reasons.update(reasons_of(past.steps[one], past.steps[other]))
+        runs.learn(explorers[0])
         if outcome is not None:
             yield outcome
 
@@ -388,11 +403,35 @@ def _want_reversal(node: Node, past: Past, earlier: int, later: int) -> None:
     node.wanted.update(possible[:1] or node.enabled)
 
 
-def same_values(one: Any, other: Any) -> bool:
-    """Return whether two runs gave the same bits."""
+def same_values(one: Any, other: Any, *, rounds: bool = False) -> bool:
+    """Return whether two runs gave the same bits, or values that differ in rounding only.
+
+    Args:
+      one: pytree of arrays.
+      other: likewise.
+      rounds: whether copies add floating-point numbers, in an order that is none of the choices.
+    """
     import jax
 
-    return all(map(same_bits, jax.tree.leaves(one), jax.tree.leaves(other)))
+    alike = _alike if rounds else same_bits
+    return all(map(alike, jax.tree.leaves(one), jax.tree.leaves(other)))
+
+
+def _alike(one: Any, other: Any) -> bool:
+    """Return whether two arrays differ by what the order of some sums may change, or not at all."""
+    if same_bits(one, other) or one.dtype.kind not in "fcV":
+        return same_bits(one, other)
+    import ml_dtypes
+
+    kind = np.complex128 if one.dtype.kind == "c" else np.float64
+    wide, also = one.astype(kind), other.astype(kind)
+    scale = np.max(np.abs(wide), initial=0, where=np.isfinite(wide))
+    most = _ROUNDED * float(ml_dtypes.finfo(one.dtype).eps) * scale
+    return np.allclose(wide, also, rtol=0, atol=most, equal_nan=True)
+
+
+#: By how many units in the last place of the largest value sums in another order may differ.
+_ROUNDED = 64
 
 
 # A run that shows a race, and one with few switches.
@@ -413,32 +452,36 @@ _REVERSED = 12
 def _reversed(runs: _Runs, outcome: _Outcome) -> _Reversal | None:
     """Return a run in which a race goes the other way round; one that shows it, if there is one.
 
-    Of races at the same lines, as symmetric devices have, only the first and last are reversed.
+    Who comes first is held back until the other one has come. Of races at the same lines, as
+    symmetric devices have, only the first and last are reversed.
     """
     actors = [step.actor for step in outcome.explorer.steps]
-    again = runs.make(
-        lambda machine: Directed(machine=machine, actors=actors, memory=True), monitored=False
-    )
-    runs.count += 1
-    assert again is not None
-    past = again.explorer.past
-    past.order()
-    best: _Reversal | None = None
-    for earlier, later in _representatives(past)[: min(_REVERSED, runs.most - runs.count)]:
-        way = [*range(earlier), *past.without(earlier, later)]
-        actors = [past.steps[position].actor for position in way]
-        result = runs.make(
-            lambda machine: Directed(machine=machine, actors=actors, memory=True),  # noqa: B023
-            monitored=False,
-        )
+
+    def directed(**facts: Any) -> tuple[_Outcome, DirectedOrder]:
+        orders: list[DirectedOrder] = []
+
+        def choices(machine: Machine) -> Explorer:
+            orders.append(DirectedOrder(machine=machine, **facts))
+            return orders[0]
+
+        result = runs.make(choices, monitored=False)
         runs.count += 1
         assert result is not None
-        explorer = result.explorer
-        assert isinstance(explorer, Directed)
+        return result, orders[0]
+
+    plain = directed(actors=actors, memory=True)[1]
+    past = plain.past
+    past.order()
+    runs.learn(plain)
+    best: _Reversal | None = None
+    for earlier, later in _representatives(past)[: min(_REVERSED, runs.most - runs.count)]:
+        held, other = actors[earlier], actors[later]
+        until = other, actors[:later].count(other)
+        result, order = directed(actors=actors[:earlier], held=held, until=until)
         fault = runs.fault_of(result)
         if fault:
             return _Reversal(result, fault)
-        if best is None and not explorer.skipped:
+        if best is None and order.overtaken:
             best = _Reversal(result, fault)
     return best
 
@@ -472,7 +515,7 @@ def _witnessed(runs: _Runs, outcome: _Outcome, fault: _Fault) -> Exploration:
       Unrepeatable: its order does not repeat it.
     """
     witness = outcome.explorer.witness
-    again = runs.make(lambda machine: Replay(machine=machine, schedule=witness))
+    again = runs.make(lambda machine: ReplayedOrder(machine=machine, schedule=witness))
     if again is None or runs.fault_of(again) != fault or not _same(outcome, again):
         raise Unrepeatable
     best = _shrunk(runs, again, fault)
@@ -484,6 +527,7 @@ def _witnessed(runs: _Runs, outcome: _Outcome, fault: _Fault) -> Exploration:
         differs=fault.differs,
         confirmed=True,
         witness=best.explorer.witness,
+        story=story_of(best.explorer),
     )
 
 
@@ -499,20 +543,23 @@ type _Block = list[Actor]
 
 def _shrunk(runs: _Runs, outcome: _Outcome, fault: _Fault) -> _Outcome:
     """Return a run with the same fault, and fewer switches: delta debugging of its blocks."""
-    best = outcome
-    left = _SHRINKS
+    best, left = outcome, _SHRINKS
 
     def attempt(blocks: Sequence[_Block]) -> bool:
         nonlocal best, left
         left -= 1
         actors = [actor for block in blocks for actor in block]
-        result = runs.make(lambda machine: Directed(machine=machine, actors=actors))
+        result = runs.make(
+            lambda machine: DirectedOrder(machine=machine, actors=actors), monitored=False
+        )
         if result is None or not fault.is_in(runs.fault_of(result)):
             return False
         if result.explorer.witness.switches < best.explorer.witness.switches:
             best = result
         return True
 
+    if best.explorer.witness.switches < 2:
+        return best
     blocks = [list(group) for _, group in groupby(step.actor for step in outcome.explorer.steps)]
     low, high = 0, len(blocks)  # the fewest blocks after which the rest may be plain
     while low < high and left > 0:

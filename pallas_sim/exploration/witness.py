@@ -31,8 +31,8 @@ class Witness:
     Attributes:
       program: digest of the traced call, see ``digest_of``.
       target: name of the chip.
-      choices: who took the next step wherever several could, by number; 0, the plain choice, goes
-        on as long as it can, and copies move when nothing else can. All after the last one are 0.
+      choices: who took the next step wherever several could, by number; 0 is the plain choice, see
+        ``explorer.Explorer``. All after the last one are 0.
       version: of the meaning of the choices.
     """
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import json
 import random
 import re
 from collections.abc import Callable, Sequence
@@ -24,7 +25,7 @@ from pallas_sim import Exploration, Witness, explore, order_matters, simulate
 from pallas_sim.copies import signal, wait
 from pallas_sim.cores import run_concurrently
 from pallas_sim.errors import DeadlockError, OptionError
-from pallas_sim.exploration.explorer import Reduced, Redundant
+from pallas_sim.exploration.explorer import ReducedOrder, Redundant
 from pallas_sim.exploration.search import Search
 from pallas_sim.findings import Owner
 from pallas_sim.machine import Machine, Thread
@@ -79,7 +80,7 @@ def run_small(program: Sequence[Sequence[Small]], machine: Machine) -> str:
     return str((seen, variables, [semaphore.count for semaphore in semaphores]))
 
 
-class Exhaustive(Reduced):
+class Exhaustive(ReducedOrder):
     """Takes every choice, whether steps commute or not."""
 
     def _asleep(self) -> dict[Any, Any]:
@@ -91,7 +92,7 @@ class Exhaustive(Reduced):
             node.wanted.update(node.enabled)
 
 
-def outcomes(program: Any, kind: type[Reduced]) -> tuple[set[str], int]:
+def outcomes(program: Any, kind: type[ReducedOrder]) -> tuple[set[str], int]:
     """Return what the runs of a program give, and their number."""
     given: set[str] = set()
     runs = Search()
@@ -109,7 +110,7 @@ def outcomes(program: Any, kind: type[Reduced]) -> tuple[set[str], int]:
 def test_all_orders_of_small_programs(seed):
     program = random_program(seed)
     every, most = outcomes(program, Exhaustive)
-    reduced, count = outcomes(program, Reduced)
+    reduced, count = outcomes(program, ReducedOrder)
     assert reduced == every
     assert count <= most
 
@@ -187,6 +188,22 @@ def test_a_witness_repeats_the_run(wrong):
 def test_a_witness_has_few_switches(wrong):
     assert wrong.witness is not None
     assert wrong.witness.switches == 1
+
+
+def test_the_order_of_a_witness_is_drawn(wrong, tmp_path):
+    file = tmp_path / "run.json"
+    simulate(arrivals(looks=True), target="v6e", witness=wrong.witness, trace=file)
+    events = json.loads(file.read_text())["traceEvents"]
+    marks = [event["name"] for event in events if event.get("cat") == "order"]
+    assert marks == ["late: device 1", "goes on: device 1 (the last step out of order)"]
+
+
+def test_the_order_of_a_witness_is_told(wrong):
+    first, *lines = wrong.story
+    assert first == "7 steps in the plain order, then:"
+    assert lines[0] == "> device 1 is late"
+    assert re.fullmatch(r"  device 0: looks at sem \(test_exploration.py:\d+\)", lines[1])
+    assert "> device 1 goes on, after all others" in lines
 
 
 @pytest.mark.parametrize(
