@@ -167,7 +167,8 @@ class Explorer(Choices):
         """The order of the run so far."""
         last = max((at for at, choice in enumerate(self.chosen, 1) if choice), default=0)
         choices = tuple(self.chosen[:last])
-        return Witness(digest_of(self.jaxpr), self.machine.target, choices)
+        memory = self.memory and self.machine.platform == "gpu"
+        return Witness(digest_of(self.jaxpr), self.machine.target, choices, memory=memory)
 
     def look(self, thread: Any, kind: str, target: Any, line: str = "") -> None:
         """Add a look to the current step.
@@ -419,7 +420,12 @@ _VERBS = {
     "peek": "sees {} on",
     "look": "looks at",
     "change": "reads and changes",
+    "arrive": "arrives at",
+    "pass": "passes",
 }
+
+#: Of operations that no line of the kernel names.
+_NOWHERE = ("", "")
 
 
 def story_of(explorer: Explorer) -> tuple[str, ...]:
@@ -437,12 +443,18 @@ def story_of(explorer: Explorer) -> tuple[str, ...]:
             name = explorer.name_of(turn.actor)
             lines.append(f"> {name} {'is late' if turn.late else 'goes on, after all others'}")
         done = [
-            f"{_VERBS[kind].format(amount)} {step.where[kind, what][0]} "
-            f"({_brief(step.where[kind, what][1])})"
+            (_VERBS[kind].format(amount), step.where[kind, what])
             for (kind, what), amount in step.operations.items()
+            if kind in _VERBS and step.where[kind, what] != _NOWHERE
+        ]
+        done += [
+            (_VERBS[access.atomic if access.atomic == "look" else "change"], access.where)
+            for access in step.accesses
+            if access.atomic
         ]
         if done:
-            lines.append(f"  {explorer.name_of(step.actor)}: {', '.join(done)}")
+            told = ", ".join(f"{verb} {name} ({_brief(line)})" for verb, (name, line) in done)
+            lines.append(f"  {explorer.name_of(step.actor)}: {told}")
     if len(lines) > _LINES:
         half = _LINES // 2
         lines[half:-half] = [f"  ... {len(lines) - 2 * half} more"]
@@ -463,6 +475,10 @@ class ReplayedOrder(Explorer):
     """
 
     schedule: Witness = field(kw_only=True)
+
+    def __post_init__(self) -> None:
+        """Let threads stop where they did."""
+        self.memory = self.schedule.memory
 
     def begin(self, jaxpr: Any) -> None:
         """Keep what runs.

@@ -456,6 +456,7 @@ def _reversed(runs: _Runs, outcome: _Outcome) -> _Reversal | None:
     symmetric devices have, only the first and last are reversed.
     """
     actors = [step.actor for step in outcome.explorer.steps]
+    stops = runs.platform == "gpu"  # before accesses to memory, so that there are more steps
 
     def directed(**facts: Any) -> tuple[_Outcome, DirectedOrder]:
         orders: list[DirectedOrder] = []
@@ -473,11 +474,13 @@ def _reversed(runs: _Runs, outcome: _Outcome) -> _Reversal | None:
     past = plain.past
     past.order()
     runs.learn(plain)
+    actors = [step.actor for step in plain.steps]
     best: _Reversal | None = None
     for earlier, later in _representatives(past)[: min(_REVERSED, runs.most - runs.count)]:
         held, other = actors[earlier], actors[later]
         until = other, actors[:later].count(other)
-        result, order = directed(actors=actors[:earlier], held=held, until=until)
+        way: Any = {"actors": actors[:earlier], "held": held, "until": until, "memory": stops}
+        result, order = directed(**way)
         fault = runs.fault_of(result)
         if fault:
             return _Reversal(result, fault)
@@ -543,6 +546,7 @@ type _Block = list[Actor]
 
 def _shrunk(runs: _Runs, outcome: _Outcome, fault: _Fault) -> _Outcome:
     """Return a run with the same fault, and fewer switches: delta debugging of its blocks."""
+    memory = outcome.explorer.witness.memory
     best, left = outcome, _SHRINKS
 
     def attempt(blocks: Sequence[_Block]) -> bool:
@@ -550,7 +554,8 @@ def _shrunk(runs: _Runs, outcome: _Outcome, fault: _Fault) -> _Outcome:
         left -= 1
         actors = [actor for block in blocks for actor in block]
         result = runs.make(
-            lambda machine: DirectedOrder(machine=machine, actors=actors), monitored=False
+            lambda machine: DirectedOrder(machine=machine, actors=actors, memory=memory),
+            monitored=False,
         )
         if result is None or not fault.is_in(runs.fault_of(result)):
             return False

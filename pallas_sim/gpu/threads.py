@@ -327,6 +327,21 @@ class EngineOperation:
     waiting: list[Task] = field(default_factory=list)
     count: int = 0
 
+    @property
+    def line(self) -> str:
+        """Where it was started."""
+        return self.record.line
+
+    @property
+    def names(self) -> tuple[str, str]:
+        """What it reads and what it writes, of each the first."""
+        sides = self.record.sides
+        read, written = (
+            next((side.name for side in sides if side.writes == writes), "")
+            for writes in (False, True)
+        )
+        return read, written
+
 
 @dataclass(eq=False)
 class WarpOperations:
