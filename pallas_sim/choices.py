@@ -96,7 +96,7 @@ class Choices:
     def access(
         self, region: Any, atomic: str, where: tuple[str, str], *, writes: bool | None = None
     ) -> None:
-        """Note an access to memory.
+        """Note an access to memory, whose result depends on the order if it is atomic.
 
         Args:
           region: the memory.
@@ -105,6 +105,7 @@ class Choices:
           where: name of the reference, and ``file:line``.
           writes: whether it writes; None if ``atomic`` says so.
         """
+        self.matter = self.matter or atomic in ("change", "look")
 
     def spin(self) -> None:
         """Note that the look of the current step was one of a loop that waits for a change."""

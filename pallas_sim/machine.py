@@ -112,6 +112,8 @@ class Machine:
       refuses: whether a kernel that JAX or Mosaic refuses is an error: see ``refusals``.
       named: whether the chip was named, so that kernels that show no platform are for it, too.
       recording: what threads did to shared memory and semaphores.
+      engines: what moves beside the threads of a GPU.
+      shown: keys of the findings about phases that this run itself shows.
       coverage: counts which ways kernels went.
       timeline: keeps what happened when, or None.
       shared_bytes: gives the bytes of shared memory that a compiler counts for a block of a kernel
@@ -150,6 +152,7 @@ class Machine:
     named: bool = False
     recording: Recording = field(default_factory=Recording)
     engines: list[Engines] = field(default_factory=list["Engines"])
+    shown: set[Any] = field(default_factory=set[Any])
     coverage: Coverage = field(default_factory=Coverage)
     timeline: Timeline | None = None
     inspector: StepObserver | None = None

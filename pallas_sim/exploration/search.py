@@ -304,7 +304,8 @@ class _Runs:
             return _Fault((type(error), getattr(error, "line", ""), *kinds))
         rounds = bool(first.explorer.sums)
         same = first.error is not None or same_values(first.values, outcome.values, rounds=rounds)
-        shown = [finding.key for finding in outcome.findings if finding.kind not in _PROVED]
+        known = outcome.explorer.machine.shown
+        shown = [f.key for f in outcome.findings if f.kind not in _PROVED or f.key in known]
         return _Fault((), not same, frozenset(shown))
 
     def exploration(self, verdict: Verdict, **facts: Any) -> Exploration:

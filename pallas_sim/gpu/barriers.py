@@ -63,7 +63,8 @@ def _arrive(thread: GpuThread, barrier: Barrier, line: str, expects: int = 0) ->
             f"more arrivals at {barrier.name} than the {barrier.arrivals} of its phase: "
             f"{barrier.expected} bytes are missing before it is complete"
         )
-        thread.report("phase", message, line, ref=barrier.name, seed=machine.seed)
+        finding = thread.report("phase", message, line, ref=barrier.name, seed=machine.seed)
+        machine.shown.add(finding.key)
         barrier.pending = 0  # so that the run goes on as if it had not arrived
     barrier.end_phase_if_complete(machine, line)
     go_on(thread)
@@ -169,4 +170,5 @@ def _report_overrun(thread: GpuThread, barrier: Barrier, turn: int, line: str) -
         f"{barrier.name} has completed phase {barrier.completed - 1} before {thread.owner} waits "
         f"for phase {turn}: a wait distinguishes only odd phases from even ones"
     )
-    thread.report("phase", message, line, ref=barrier.name, seed=thread.machine.seed)
+    finding = thread.report("phase", message, line, ref=barrier.name, seed=thread.machine.seed)
+    thread.machine.shown.add(finding.key)

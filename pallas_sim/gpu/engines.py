@@ -355,7 +355,9 @@ def commit(thread: GpuThread, barriers: Sequence[Barrier], line: str) -> None:
 def _enter_chain(thread: GpuThread) -> None:
     """Take the next place in the order of the tensor core, which several warps may want."""
     thread.machine.scheduler.stop()
-    thread.machine.choices.operate("change", ("tensor core", *thread.block.place), 0)
+    choices = thread.machine.choices
+    choices.operate("change", ("tensor core", *thread.block.place), 0)
+    choices.matter = choices.matter or len(thread.block.tensor_core.started) > 1
 
 
 def _chain(block: ThreadBlock) -> tuple[str, int]:

@@ -551,10 +551,12 @@ def _begin_next(launch: GpuLaunch) -> bool:
 def take_over(launch: GpuLaunch) -> BlockCluster | None:
     """Cancel a cluster that has not begun, and return it; None if there is none."""
     pending = launch.pending
-    launch.thread.machine.choices.operate("change", launch.place, 0)
+    choices = launch.thread.machine.choices
+    choices.operate("change", launch.place, 0)
+    choices.matter = True
     if not pending:
         return None
-    at = launch.thread.machine.choices.among(len(pending))
+    at = choices.among(len(pending))
     cluster = pending[at]
     del pending[at]
     cluster.cancelled = True
