@@ -233,6 +233,7 @@ def _wait_for_steps(thread: GpuThread, operation: EngineOperation, left: int) ->
         run_steps(operation, sources_only=left > 0)
         return
     scheduler = thread.machine.scheduler
+    scheduler.stop()  # what comes before does not come after the operation
     while len(operation.steps) > left:
         task = scheduler.current
         assert task is not None

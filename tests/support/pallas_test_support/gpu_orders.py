@@ -329,3 +329,15 @@ def explored(program: SmallProgram) -> tuple[set[str], int]:
         order.end()
         runs.learn(order)
     return ends, runs.count
+
+
+def disagreement(seed: int) -> str:
+    """Return how an exploration of a random program differs from the truth; "" if it does not.
+
+    Where a phase may get too many arrivals, or somebody may miss one, a run that shows that is
+    enough: the search ends there.
+    """
+    program = random_program(seed)
+    true, (ends, _) = truth(program), explored(program)
+    same = "phase" in ends if "phase" in true else ends == true
+    return "" if same else f"{program}: {sorted(true - ends)} not found, {sorted(ends - true)} found"
