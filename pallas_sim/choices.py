@@ -108,8 +108,8 @@ class Choices:
         """
         self.matter = self.matter or atomic in ("change", "look")
 
-    def spin(self) -> None:
-        """Note that the look of the current step was one of a loop that waits for a change."""
+    def repeat_look(self) -> None:
+        """Note that the thread looks at the same memory again: a loop that waits for a change."""
 
     def follow_waker(self) -> None:
         """Note that the current step comes after the one that let its blocked thread go on."""

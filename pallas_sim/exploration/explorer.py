@@ -14,6 +14,7 @@ from pallas_sim.exploration.past import (
     Actor,
     ExploredStep,
     MemoryAccess,
+    Operation,
     Past,
     conflict,
     may_change,
@@ -75,6 +76,7 @@ class Explorer(Choices):
     _since: dict[Actor, int] = field(default_factory=dict[Actor, int])
     _counts: Counter[Any] = field(default_factory=Counter[Any])
     _looks: dict[Actor, tuple[int, _Seen]] = field(default_factory=dict[Actor, "tuple[int, _Seen]"])
+    _looked: dict[Actor, int] = field(default_factory=dict[Actor, int])
     _pollers: list[Any] = field(default_factory=list[Any])
     _woken: int = 0
     _late: dict[Actor, int] = field(default_factory=dict[Actor, int])
@@ -96,11 +98,11 @@ class Explorer(Choices):
             self._end_step()
             tasks = {("thread", task.thread.number, 0): task for task in ready}
             copies = {self._actor_of(copy): copy for copy in self.machine.copies if copy.movable}
-            operations = {
-                self._actor_of(operation): (engines, operation)
-                for engines in self.machine.engines
-                for operation in engines.movable()
-            }
+            operations: dict[Actor, tuple[Engines, Any]] = {}
+            for engines in self.machine.engines:
+                for operation in engines.started():  # so that each begins where it was started
+                    self._actor_of(operation)
+                operations |= {self._actor_of(one): (engines, one) for one in engines.movable()}
             enabled = (*tasks, *copies, *operations)
             if not enabled:
                 return None
@@ -195,10 +197,13 @@ class Explorer(Choices):
         if name in seen and same and task is not None:
             self._wait_for_change(thread, task, [one for one, _ in seen.values()], line)
             step, seen = self.steps[-1], {}
+        elif name in seen:
+            self._follow_change({("add", n) for n in seen} | {("end", n) for n in seen})
         seen[name] = (target, target.count)
         self._looks[step.actor] = (self._counts[step.actor], seen)
         step.operations["look", name] = 1
         step.where["look", name] = where
+        self._looked[step.actor] = len(self.steps) - 1
         self._be_late(step.actor)  # a loop that looks must let all others go on
 
     def _wait_for_change(
@@ -224,6 +229,9 @@ class Explorer(Choices):
         if self.steps:
             step = self.steps[-1]
             step.operations[kind, name], step.where[kind, name] = value, where
+            if kind == "pass":  # what a thread tests next is another phase
+                self._looks.pop(step.actor, None)
+                self._looked.pop(step.actor, None)
 
     def operation_done(self, operation: Any, steps: int) -> None:
         """As any ``Choices``."""
@@ -235,17 +243,37 @@ class Explorer(Choices):
         """As any ``Choices``."""
         if self.steps:
             writes = atomic != "look" if writes is None else writes
+            if atomic == "look":
+                self._looked[self.steps[-1].actor] = len(self.steps) - 1
             self._touch(self.steps[-1], region, where, writes=writes, atomic=atomic)
 
-    def spin(self) -> None:
+    def repeat_look(self) -> None:
         """As any ``Choices``."""
-        accesses = self.steps[-1].accesses
+        actor = self.steps[-1].actor
+        at = self._looked.get(actor)
+        if at is None:
+            return
+        accesses = self.steps[at].accesses
         accesses[:] = [a._replace(spins=a.spins or a.atomic == "look") for a in accesses]
+        looks = [access for access in accesses if access.spins]
+        for position in range(at + 1, len(self.steps) - 1):
+            others = self.steps[position].accesses
+            if any(a.writes and a.conflicts(look) for a in others for look in looks):
+                self.past.follow(actor, position)
+                return
+
+    def _follow_change(self, changes: set[Operation]) -> None:
+        """Note that a thread that looks again sees the first change since: it waits for that."""
+        actor = self.steps[-1].actor
+        for position in range(self._looked.get(actor, len(self.steps)) + 1, len(self.steps) - 1):
+            if not changes.isdisjoint(self.steps[position].operations):
+                self.past.follow(actor, position)
+                return
 
     def follow_waker(self) -> None:
         """As any ``Choices``."""
         actor = self.steps[-1].actor
-        self.past.follow(actor[1], self._since[actor] - 1)
+        self.past.follow(actor, self._since[actor] - 1)
 
     def name(self, memory: Any, place: Hashable) -> None:
         """As any ``Choices``."""
@@ -258,6 +286,10 @@ class Explorer(Choices):
         for side in engines.move(operation):
             where = (side.name, operation.record.line)
             self._touch(self.steps[-1], side.region, where, writes=side.writes, atomic=side.atomic)
+        if operation.record.chain is not None and not operation.steps:
+            for other in engines.movable():
+                if other.record.chain == operation.record.chain:
+                    self.past.follow(self._actor_of(other), len(self.steps) - 1)
 
     def _wake_pollers(self) -> bool:
         """Let those look again who wait for a change, if nothing else can happen."""

@@ -251,7 +251,7 @@ class Past:
     races: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
     _last: dict[Actor, int] = field(default_factory=dict[Actor, int])
     _begun: dict[Actor, int] = field(default_factory=dict[Actor, int])
-    _met: dict[int, set[int]] = field(default_factory=dict[int, set[int]])
+    _met: dict[Actor, set[int]] = field(default_factory=dict[Actor, set[int]])
     _floor: int = 0
     _floors: list[int] = field(default_factory=list[int])
 
@@ -259,9 +259,9 @@ class Past:
         """Note in which step an actor begins."""
         self._begun[actor] = position
 
-    def follow(self, thread: int, position: int) -> None:
-        """Note that the next step of a thread comes after another step."""
-        self._met.setdefault(thread, set()).add(position)
+    def follow(self, actor: Actor, position: int) -> None:
+        """Note that the next step of an actor comes after another step."""
+        self._met.setdefault(actor, set()).add(position)
 
     def meet(self) -> None:
         """Let all that was done come before all that follows."""
@@ -281,13 +281,12 @@ class Past:
             before.add(self._last[actor])
         elif actor in self._begun:
             before.add(self._begun[actor])
-        if actor[0] == "thread":
-            before |= self._met.pop(actor[1], set())
+        before |= self._met.pop(actor, set())
         for number in met:
             if (last := self._last.get(("thread", number, 0))) is not None:
                 before.add(last)
             if ("thread", number, 0) != actor:
-                self.follow(number, position)
+                self.follow(("thread", number, 0), position)
         self.steps.append(step)
         self.before.append(before)
         self._floors.append(self._floor)

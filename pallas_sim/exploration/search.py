@@ -402,7 +402,8 @@ def _want_reversal(node: Node, past: Past, earlier: int, later: int) -> None:
             initial.add(actor)
         begun.add(actor)
         before |= 1 << position
-    if node.wanted & initial:
+    # Who sleeps has been first in all orders of the same steps.
+    if not initial.isdisjoint(node.wanted) or not initial.isdisjoint(node.asleep):
         return
     possible = [actor for actor in node.enabled if actor in initial]
     node.wanted.update(possible[:1] or node.enabled)
