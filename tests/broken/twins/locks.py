@@ -326,14 +326,14 @@ def in_turns(x: jax.Array, *, wrong: str = "") -> jax.Array:
         block = jax.lax.axis_index("block")
         turns = pl.get_global(plgpu.SemaphoreType.REGULAR)
         if wrong:
-            seen = jax.lax.while_loop(
+            start = jax.lax.while_loop(
                 lambda seen: seen != block, lambda _: pl.semaphore_read(turns), jnp.int32(-1)
             )
-            del seen
         else:
             pl.semaphore_wait(turns, block, decrement=False)
+            start = block
         part = x_gmem[pl.ds(block * 8, 8)]
-        o_gmem[...] = jnp.where(block == 0, part, part + o_gmem[...])
+        o_gmem[...] = jnp.where(start == 0, part, part + o_gmem[...])
         pl.semaphore_signal(turns)
 
     return plgpu.kernel(
