@@ -1,0 +1,1 @@
+"""Doors for agents: commands with JSON, and a server of the Model Context Protocol."""
