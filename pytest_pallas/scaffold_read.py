@@ -196,7 +196,7 @@ def site_paths() -> list[str]:
 def _divided(target: str) -> tuple[str, str]:
     """Divide a target into module and function."""
     name, colon, attribute = target.partition(":")
-    if not colon:
+    if not colon and not name.endswith(".py"):
         name, _, attribute = target.rpartition(".")
     if name.endswith(".py"):  # a path, as pytest takes them
         name = ".".join(_in_search_path(Path(name)).with_suffix("").parts).removeprefix("src.")

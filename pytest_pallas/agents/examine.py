@@ -185,7 +185,7 @@ def simulate(arguments: argparse.Namespace) -> int:
         raise
     except Exception as error:
         report |= {"outcome": "failed", **error_fields(error)}
-        report.pop("others")
+        report.pop("others", None)
         report["raised_at"] = _raised_at(error)
     else:
         outputs = jax.tree_util.tree_leaves_with_path(run.values)
@@ -273,7 +273,7 @@ def analyze(arguments: argparse.Namespace) -> int:
         raise OptionError(str(error)) from None
     except PallasError as error:
         report |= {"outcome": "failed", **error_fields(error)}
-        report.pop("others")
+        report.pop("others", None)
     _write(report, arguments.json, lambda: _text_of_analysis(report))
     return int(report["outcome"] == "failed")
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 #: What a process of a tool may take, in bytes.
 _MEMORY = 8 * 2**30
 
-#: Largest result in characters: more would fill the context of a model.
+#: Largest result in bytes: more would fill the context of a model.
 _LARGEST = 200_000
 
 #: Characters at the end of the output that a result has.
@@ -238,6 +238,7 @@ def call_tool(
         "words": words_of(tool, arguments),
         "json": tool.json,
         "folder": str(folder),
+        "largest": _LARGEST,
     }
     setup = WorkerSetup(
         name=tool.name,
@@ -258,7 +259,9 @@ def call_tool(
     status = answer["exit_status"]
     known = status in range(len(tool.statuses))
     answer["status"] = tool.statuses[status] if known else f"exit status {status}"
-    if status and not (answer["result"] or {}).get(tool.facts):
+    if answer["result"] is None and answer["status"] in ("passed", "failed"):
+        answer["status"] = "no result"
+    if answer["status"] != "passed" and not (answer["result"] or {}).get(tool.facts):
         answer["output"] = output
     return answer, answer["status"] not in ("passed", "failed")
 
@@ -280,10 +283,10 @@ def run_command(payload: bytes) -> bytes:
         answer: dict[str, Any] = {"exit_status": status, "result": None}
         with contextlib.suppress(FileNotFoundError):
             size = file.stat().st_size
-            if size > _LARGEST:
+            if size > job["largest"]:
                 answer["message"] = (
-                    f"the result has {size} bytes, more than {_LARGEST}: ask for less, such as "
-                    "one test, one check or one backend"
+                    f"the result has {size} bytes, more than {job['largest']}: ask for less, such "
+                    "as one test, one check or one backend"
                 )
             else:
                 answer["result"] = json.loads(file.read_text(encoding="utf-8"))
