@@ -10,7 +10,7 @@ import pytest
 
 from pallas_sim.errors import OptionError
 from pytest_pallas.__main__ import main
-from pytest_pallas.agents.examine import parse_inputs
+from pytest_pallas.examine import parse_inputs
 from pytest_pallas.compile import libtpu
 
 KERNELS = """

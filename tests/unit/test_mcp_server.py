@@ -12,9 +12,9 @@ import anyio
 import pytest
 from mcp import Client, StdioServerParameters
 
+from pytest_pallas import mcp_server
 from pytest_pallas.__main__ import main
-from pytest_pallas.agents import server
-from pytest_pallas.agents.server import TOOLS, call_tool, make_server, words_of
+from pytest_pallas.mcp_server import TOOLS, call_tool, command_line, make_server
 
 TOOL = {tool.name: tool for tool in TOOLS}
 
@@ -197,7 +197,7 @@ def test_what_the_command_refuses(project, name, arguments, message):
 
 
 def test_a_large_result_is_not_sent(project, monkeypatch):
-    monkeypatch.setattr(server, "_LARGEST", 100)
+    monkeypatch.setattr(mcp_server, "_LARGEST", 100)
     answer, error = simulate(project, "double", inputs="int32[2] = [1, 2]")
     assert (answer["status"], error) == ("no result", True)
     assert "more than 100: ask for less" in answer["message"]
@@ -212,16 +212,16 @@ def test_a_call_that_is_not_wanted_any_more_ends(project):
     assert time.monotonic() - start < 30
 
 
-def test_values_become_words():
+def test_values_become_arguments():
     arguments = {"path": "tests", "suite": ["a", "b"], "seed": 3, "keyword": "not slow"}
-    assert words_of(TOOL["check"], arguments) == [
+    assert command_line(TOOL["check"], arguments) == [
         *("tests", "--pallas-suite=a,b", "--pallas-seed=3", "-k=not slow")
     ]
     arguments = {"kernel": "k:f", "options": {"block": 8}, "compile": True}
-    assert words_of(TOOL["analyze"], arguments) == [
+    assert command_line(TOOL["analyze"], arguments) == [
         *("analyze", "k:f", '--options={"block": 8}', "--compile")
     ]
-    assert words_of(TOOL["analyze"], {"kernel": "k:f", "compile": False}) == ["analyze", "k:f"]
+    assert command_line(TOOL["analyze"], {"kernel": "k:f", "compile": False}) == ["analyze", "k:f"]
 
 
 def test_over_stdio_the_server_outlives_a_crash(project):

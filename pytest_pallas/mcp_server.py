@@ -57,8 +57,8 @@ class Parameter:
     kind: Kind = "string"
     required: bool = False
 
-    def words(self, value: Any) -> list[str]:
-        """Return the words of the command line for a value."""
+    def command_line(self, value: Any) -> list[str]:
+        """Return the arguments of the command for a value."""
         if self.kind == "boolean":
             return [self.option] if value else []
         if self.kind == "array":
@@ -187,8 +187,8 @@ TOOLS: tuple[CommandTool, ...] = (
 )
 
 
-def words_of(tool: CommandTool, arguments: Mapping[str, Any]) -> list[str]:
-    """Return the command line of a call, without the program.
+def command_line(tool: CommandTool, arguments: Mapping[str, Any]) -> list[str]:
+    """Return the arguments of the command for a call.
 
     Raises:
       OptionError: a positional argument looks like an option.
@@ -198,13 +198,13 @@ def words_of(tool: CommandTool, arguments: Mapping[str, Any]) -> list[str]:
     for parameter in tool.parameters:
         if parameter.name not in arguments:
             continue
-        words = parameter.words(arguments[parameter.name])
+        argv = parameter.command_line(arguments[parameter.name])
         if parameter.option:
-            options += words
-        elif words[0].startswith("-"):
-            raise OptionError(f"{tool.name}: {parameter.name}={words[0]!r} must not begin with -")
+            options += argv
+        elif argv[0].startswith("-"):
+            raise OptionError(f"{tool.name}: {parameter.name}={argv[0]!r} must not begin with -")
         else:
-            positional += words
+            positional += argv
     return [*tool.command[1:], *positional, *options]
 
 
@@ -235,7 +235,7 @@ def call_tool(
         raise OptionError(f"{tool.name}: seconds={seconds:g} must be positive")
     job = {
         "program": tool.command[0],
-        "words": words_of(tool, arguments),
+        "argv": command_line(tool, arguments),
         "json": tool.json,
         "folder": str(folder),
         "largest": _LARGEST,
@@ -273,9 +273,9 @@ def run_command(payload: bytes) -> bytes:
     sys.path.insert(0, job["folder"])  # as `python -m` does
     with tempfile.TemporaryDirectory() as scratch:
         file = Path(scratch) / "result.json"
-        words = [*job["words"], f"{job['json']}={file}"]
+        argv = [*job["argv"], f"{job['json']}={file}"]
         try:
-            status = _run(job["program"], words)
+            status = _run(job["program"], argv)
         except SystemExit as ended:
             status = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
         sys.stdout.flush()
@@ -293,14 +293,14 @@ def run_command(payload: bytes) -> bytes:
     return json.dumps(answer).encode()
 
 
-def _run(program: str, words: Sequence[str]) -> int:
+def _run(program: str, argv: Sequence[str]) -> int:
     if program == "pytest":
         import pytest
 
-        return int(pytest.main(list(words)))
+        return int(pytest.main(list(argv)))
     from pytest_pallas.__main__ import main
 
-    return main(words)
+    return main(argv)
 
 
 # The server.

@@ -1,1 +1,0 @@
-"""Doors for agents: commands with JSON, and a server of the Model Context Protocol."""
