@@ -10,10 +10,11 @@ import argparse
 import contextlib
 import json
 import os
+import runpy
 import sys
 import tempfile
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -75,7 +76,7 @@ class CommandTool:
     Attributes:
       name: of the tool.
       about: what it does, for the model that chooses it.
-      command: the program and its command.
+      command: the module that ``python -m`` runs, and its command.
       json: the option that names the file for the result.
       seconds: the time limit of a call that names none.
       facts: the field of the result that says what failed; where it is empty, the answer has the
@@ -162,7 +163,7 @@ TOOLS: tuple[CommandTool, ...] = (
         name="simulate",
         about="Run one call of a kernel on a simulated TPU or GPU. Returns races, deadlocks, "
         "accesses out of bounds and the like with lines, and the outputs.",
-        command=("pytest-pallas", "simulate"),
+        command=("pytest_pallas", "simulate"),
         json="--json",
         facts="outcome",
         seconds=120,
@@ -174,7 +175,7 @@ TOOLS: tuple[CommandTool, ...] = (
         about="Analyze the grid and the blocks of a kernel without running it: parts that no "
         "program writes, blocks beyond an edge, unmasked sums. With compile, what its machine "
         "code costs on the chip.",
-        command=("pytest-pallas", "analyze"),
+        command=("pytest_pallas", "analyze"),
         json="--json",
         facts="outcome",
         seconds=120,
@@ -188,7 +189,7 @@ TOOLS: tuple[CommandTool, ...] = (
 
 
 def command_line(tool: CommandTool, arguments: Mapping[str, Any]) -> list[str]:
-    """Return the arguments of the command for a call.
+    """Return the arguments of ``python -m`` and the module for a call.
 
     Raises:
       OptionError: a positional argument looks like an option.
@@ -234,8 +235,7 @@ def call_tool(
     if not seconds > 0:
         raise OptionError(f"{tool.name}: seconds={seconds:g} must be positive")
     job = {
-        "program": tool.command[0],
-        "argv": command_line(tool, arguments),
+        "argv": [tool.command[0], *command_line(tool, arguments)],
         "json": tool.json,
         "folder": str(folder),
         "largest": _LARGEST,
@@ -273,9 +273,10 @@ def run_command(payload: bytes) -> bytes:
     sys.path.insert(0, job["folder"])  # as `python -m` does
     with tempfile.TemporaryDirectory() as scratch:
         file = Path(scratch) / "result.json"
-        argv = [*job["argv"], f"{job['json']}={file}"]
+        sys.argv = [*job["argv"], f"{job['json']}={file}"]
+        status = 0
         try:
-            status = _run(job["program"], argv)
+            runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
         except SystemExit as ended:
             status = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
         sys.stdout.flush()
@@ -291,16 +292,6 @@ def run_command(payload: bytes) -> bytes:
             else:
                 answer["result"] = json.loads(file.read_text(encoding="utf-8"))
     return json.dumps(answer).encode()
-
-
-def _run(program: str, argv: Sequence[str]) -> int:
-    if program == "pytest":
-        import pytest
-
-        return int(pytest.main(list(argv)))
-    from pytest_pallas.__main__ import main
-
-    return main(argv)
 
 
 # The server.
