@@ -196,10 +196,10 @@ def site_paths() -> list[str]:
 def _divided(target: str) -> tuple[str, str]:
     """Divide a target into module and function."""
     name, colon, attribute = target.partition(":")
-    if not colon:
+    if not colon and not name.endswith(".py"):
         name, _, attribute = target.rpartition(".")
     if name.endswith(".py"):  # a path, as pytest takes them
-        name = ".".join(Path(name).with_suffix("").parts).removeprefix("src.")
+        name = ".".join(_in_search_path(Path(name)).with_suffix("").parts).removeprefix("src.")
     parts = (*name.split("."), *attribute.split("."))
     if not name or not attribute or not all(part.isidentifier() for part in parts):
         raise OptionError(
@@ -207,6 +207,18 @@ def _divided(target: str) -> tuple[str, str]:
             "mykernels.softmax:softmax"
         )
     return name, attribute
+
+
+def _in_search_path(path: Path) -> Path:
+    """Return a path relative to a folder of ``sys.path``, which is extended for one elsewhere."""
+    if not path.is_absolute() and ".." not in path.parts:
+        return path
+    path = path.resolve()
+    if not path.is_file():
+        raise OptionError(f"there is no file {path}")
+    root = next(folder for folder in path.parents if not (folder / "__init__.py").exists())
+    sys.path.insert(0, str(root))
+    return path.relative_to(root)
 
 
 def _imported(name: str, target: str) -> types.ModuleType:
