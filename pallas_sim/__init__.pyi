@@ -36,5 +36,11 @@ from pallas_sim.simulation import evaluate_with as evaluate_with
 from pallas_sim.simulation import prepare as prepare
 from pallas_sim.simulation import run_eagerly as run_eagerly
 from pallas_sim.simulation import simulate as simulate
+from pallas_sim.sites import SyncSite as SyncSite
+from pallas_sim.redundancy import SynchronizationReport as SynchronizationReport
+from pallas_sim.redundancy import SyncGroup as SyncGroup
+from pallas_sim.redundancy import SyncThreshold as SyncThreshold
+from pallas_sim.redundancy import synchronization as synchronization
+from pallas_sim.redundancy import thresholds as thresholds
 from pallas_sim.timeline import Timeline as Timeline
 from pallas_sim.timeline import timeline_text as timeline_text

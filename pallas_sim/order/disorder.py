@@ -42,7 +42,10 @@ def report_disorder(machine: Machine, recording: Recording) -> None:
         return
     with collecting_later():  # the proof makes as many objects as the run has events
         kept = {id(array): kept for array, kept in machine.dropped()}
-        findings = disorder(events, list(machine.owners), machine.seed, kept)
+        owners = _renumber(events, list(machine.owners))
+        if machine.sites is not None:
+            machine.sites.proved.append((events, owners, kept))
+        findings = disorder(events, owners, machine.seed, kept)
     for finding in findings:
         machine.report(finding)
 
@@ -57,12 +60,12 @@ def disorder(
 
     Args:
       events: of a run.
-      owners: of its threads, by number.
+      owners: of its threads, by number. Clocks are quadratic in the number of threads, so they are
+        those that the events have.
       seed: of the run.
       kept: which elements of an output that its kernel only writes reach something, by allocation.
     """
-    # Clocks are quadratic in the number of threads, and one kernel has few of those of a run.
-    last = happens_before(events, _renumber(events, owners), kept)
+    last = happens_before(events, owners, kept)
     find_overruns(last)
     report = _Report(last, seed)
     return [_finding(report, *violation) for violation in last.violations]
