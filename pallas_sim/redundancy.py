@@ -36,7 +36,9 @@ Status = Literal["needed", "end", "redundant", "open"]
 
 #: Why some orders were not looked at. ``"looks"``: a thread looks at a semaphore or barrier without
 #: waiting, or changes memory that others change. ``"waiters"``: several threads wait on a semaphore.
-OpenReason = Literal["looks", "waiters"]
+#: ``"registers"``: registers have their values only after the wait, which the simulator does not
+#: model.
+OpenReason = Literal["looks", "waiters", "registers"]
 
 #: From the most serious: a group that is several on another mesh has the first of their statuses.
 _STATUSES: Sequence[Status] = ("needed", "open", "end", "redundant")
@@ -89,7 +91,7 @@ class SyncGroup:
         if self.status == "open":
             return "; ".join(_REASONS[reason] for reason in self.reasons)
         if self.findings:
-            return _in_short(self.findings[0])
+            return _in_short(min(self.findings, key=lambda one: one.kind in _AT_END))
         return self.error or "the results differ"
 
     @property
@@ -128,11 +130,15 @@ LABELS: Mapping[Status, str] = {
     "open": "open",
 }
 
+#: Waits whose effect on registers is not modelled.
+_OF_REGISTERS = frozenset({"load wait"})
+
 _REASONS: Mapping[OpenReason, str] = {
     "looks": "nothing in the orders that were run; a thread looks at a count, or changes memory in "
     "one step, so others may differ",
     "waiters": "nothing in the orders that were run; several threads wait on one semaphore, so "
     "others may differ",
+    "registers": "nothing here, but a chip has the values in registers only after it",
 }
 
 
@@ -352,6 +358,8 @@ class _Analysis:
         if self._differs(made):
             return replace(group, status="needed", seed=0)
         reasons = made.reasons
+        if any(site.what in _OF_REGISTERS for site in group.sites):
+            reasons = (*reasons, "registers")
         return replace(group, status="open" if reasons else "redundant", reasons=reasons)
 
     def _differs(self, made: _SyncRun) -> bool:
