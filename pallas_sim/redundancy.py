@@ -18,9 +18,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from pallas_sim.chips import Target
-from pallas_sim.choices import Choices
 from pallas_sim.errors import OptionError, PallasError, first_line
-from pallas_sim.exploration.search import same_values
+from pallas_sim.exploration.search import Exploration, explore_runs, same_values
+from pallas_sim.exploration.witness import Witness
 from pallas_sim.findings import Finding, short
 from pallas_sim.machine import Limits, Machine
 from pallas_sim.order.disorder import disorder
@@ -34,11 +34,11 @@ from pallas_sim.sites import SiteLog, SyncSite
 #: ``"open"``: nothing in the orders that were looked at, and there are others.
 Status = Literal["needed", "end", "redundant", "open"]
 
-#: Why some orders were not looked at. ``"looks"``: a thread looks at a semaphore or barrier without
-#: waiting, or changes memory that others change. ``"waiters"``: several threads wait on a semaphore.
-#: ``"registers"``: registers have their values only after the wait, which the simulator does not
-#: model.
-OpenReason = Literal["looks", "waiters", "registers"]
+#: Why a group is open. ``"orders"``: another order of the kernel may do something else (several
+#: threads wait on a semaphore, look at a count, or change memory in one step), and not all of them
+#: were run. ``"registers"``: registers have their values only after the wait, which the simulator
+#: does not model.
+OpenReason = Literal["orders", "registers"]
 
 #: From the most serious: a group that is several on another mesh has the first of their statuses.
 _STATUSES: Sequence[Status] = ("needed", "open", "end", "redundant")
@@ -51,6 +51,9 @@ _ARRIVALS = frozenset({"arrival", "barrier", "commit"})
 
 #: Findings of copies and counts that are left at the end.
 _AT_END = frozenset({"unwaited", "leftover"})
+
+#: Runs of other seeds that are made first, to see a group that is needed.
+_SEEDS = 3
 
 #: A run without a group may take so many times the equations of the run with it.
 _LONGER = 10
@@ -67,8 +70,10 @@ class SyncGroup:
       status: see ``Status``.
       findings: what is wrong without them.
       error: what ended a run without them; "" if none did.
-      seed: of a run without them that ends with an error or gives other values; None if none of
-        those that were made does. ``simulate(fn, ..., seed=, without=sites)`` repeats it.
+      seed: of a run without them that ends with an error or gives other values; or None.
+        ``simulate(fn, ..., seed=, without=sites)`` repeats it.
+      witness: an order in which a run without them shows what is wrong, where no seed does; or
+        None. ``simulate(fn, ..., witness=, without=sites)`` repeats it.
       reasons: why it is open.
     """
 
@@ -79,6 +84,7 @@ class SyncGroup:
     findings: tuple[Finding, ...] = ()
     error: str = ""
     seed: int | None = None
+    witness: Witness | None = None
     reasons: tuple[OpenReason, ...] = ()
 
     @property
@@ -109,8 +115,14 @@ class SyncGroup:
     def __str__(self) -> str:
         """Status, sites, and what happens without them."""
         sites = self.place
-        seed = "" if self.seed is None else f" (shown by seed {self.seed})"
-        return f"{LABELS[self.status]:<14} {sites}\n{'':14} without: {self.effect}{seed}"
+        return f"{LABELS[self.status]:<14} {sites}\n{'':14} without: {self.effect}{self.shown_by}"
+
+    @property
+    def shown_by(self) -> str:
+        """The run that shows it, as the end of a sentence; "" if none does."""
+        if self.seed is not None:
+            return f" (seed {self.seed} shows it)"
+        return "" if self.witness is None else f" (shown by the schedule {self.witness})"
 
 
 def _in_short(finding: Finding) -> str:
@@ -134,10 +146,7 @@ LABELS: Mapping[Status, str] = {
 _OF_REGISTERS = frozenset({"load wait"})
 
 _REASONS: Mapping[OpenReason, str] = {
-    "looks": "nothing in the orders that were run; a thread looks at a count, or changes memory in "
-    "one step, so others may differ",
-    "waiters": "nothing in the orders that were run; several threads wait on one semaphore, so "
-    "others may differ",
+    "orders": "nothing in the orders that were run; others may do something else",
     "registers": "nothing here, but a chip has the values in registers only after it",
 }
 
@@ -190,7 +199,7 @@ def synchronization(
     fn: Callable[..., Any],
     *args: Any,
     target: str = "",
-    schedules: int = 3,
+    schedules: int = 20,
     limits: Limits | None = None,
     read_fences: str = "",
     **options: Any,
@@ -201,8 +210,8 @@ def synchronization(
       fn: as of ``simulate``.
       args: likewise.
       target: likewise.
-      schedules: the most runs, with seeds from 0 on, in which a group that the proof says is needed
-        is looked for to show that; 0 makes none.
+      schedules: the most runs in other orders for each group: to see what the proof says is wrong
+        without it, or where it leaves open what there is to prove; 0 makes none.
       limits: of each run.
       read_fences: as of ``simulate``.
       options: as of ``simulate``.
@@ -238,43 +247,25 @@ def synchronization(
 # What happens without a group.
 
 
-class _Looked(Choices):
-    """The choices of a run, which notes whether a thread looked at something."""
-
-    looked: bool = False
-
-    def look(self, thread: Any, kind: str, target: Any) -> None:
-        del thread, target
-        self.looked |= kind != "wait"
-
-
 @dataclass(eq=False)
 class _SyncRun:
     """A run with its machine, its sites, what it gave, and the error that ended it."""
 
     machine: Machine
-    log: SiteLog
     values: Any = None
     error: Exception | None = None
+
+    @property
+    def log(self) -> SiteLog:
+        """What its sites did."""
+        assert self.machine.sites is not None
+        return self.machine.sites
 
     @property
     def findings(self) -> tuple[Finding, ...]:
         """What was found, by the run or by its error."""
         of_error = getattr(self.error, "findings", ())
         return tuple({one.key: one for one in (*self.machine.findings, *of_error)}.values())
-
-    @property
-    def reasons(self) -> tuple[OpenReason, ...]:
-        """Why there may be orders with other events."""
-        choices = self.machine.choices
-        looks = isinstance(choices, _Looked) and choices.looked
-        waiters: dict[Semaphore, set[int]] = defaultdict(set)
-        for event in _events(self.log):
-            if isinstance(event, Waited):
-                waiters[event.semaphore].add(event.thread)
-        several = any(len(threads) > 1 for threads in waiters.values())
-        held: list[OpenReason] = ["looks"] * looks + ["waiters"] * several
-        return tuple(held)
 
 
 @dataclass(eq=False)
@@ -307,10 +298,9 @@ class _Analysis:
         self.limits = replace(self.limits, steps=min(self.limits.steps, steps))
         return self.recorded
 
-    def run(self, without: Collection[SyncSite], seed: int = 0) -> _SyncRun:
-        """Run the call without some sites."""
-        log = SiteLog(frozenset(without))
-        machine = Machine(
+    def machine(self, without: Collection[SyncSite], seed: int = 0) -> Machine:
+        """Return a machine that leaves out some sites."""
+        return Machine(
             target=self.chip.name,
             cores=self.chip.cores,
             limits=self.limits,
@@ -318,13 +308,15 @@ class _Analysis:
             error_seed=0,
             read_fences=self.read_fences,
             named=self.named,
-            sites=log,
+            sites=SiteLog(frozenset(without)),
         )
-        machine.choices = _Looked(seed)
-        made = _SyncRun(machine, log)
+
+    def run(self, without: Collection[SyncSite], seed: int = 0) -> _SyncRun:
+        """Run the call without some sites."""
+        made = _SyncRun(self.machine(without, seed))
         self.runs += 1
         try:
-            made.values = self.call.run(machine, jit=True)
+            made.values = self.call.run(made.machine, jit=True)
         except Exception as error:
             made.error = error
         return made
@@ -343,8 +335,7 @@ class _Analysis:
             return self._shown(replace(group, status="needed", findings=findings))
         if findings:
             return replace(group, status="end" if waits else "needed", findings=findings)
-        reasons = self.recorded.reasons
-        return replace(group, status="open" if reasons else "redundant", reasons=reasons)
+        return self._explored(group, self.recorded)
 
     def _judge_by_run(self, group: SyncGroup, *, waits: bool) -> SyncGroup:
         made = self.run(group.sites)
@@ -357,20 +348,48 @@ class _Analysis:
             return replace(group, seed=0) if self._differs(made) else self._shown(group, first=1)
         if self._differs(made):
             return replace(group, status="needed", seed=0)
-        reasons = made.reasons
-        if any(site.what in _OF_REGISTERS for site in group.sites):
-            reasons = (*reasons, "registers")
-        return replace(group, status="open" if reasons else "redundant", reasons=reasons)
+        return self._explored(group, made)
 
     def _differs(self, made: _SyncRun) -> bool:
         return made.error is not None or not same_values(made.values, self.recorded.values)
 
     def _shown(self, group: SyncGroup, first: int = 0) -> SyncGroup:
-        """Return a needed group with the seed of a run that shows it, if there is one."""
-        for seed in range(first, self.schedules):
+        """Return a needed group with a run that shows it, if there is one."""
+        for seed in range(first, _SEEDS if self.schedules else first):
             if self._differs(self.run(group.sites, seed)):
                 return replace(group, seed=seed)
-        return group
+        if not self.schedules or self.chip.platform != "tpu":
+            return group
+        return replace(group, witness=self._explore(group).witness)
+
+    def _explored(self, group: SyncGroup, made: _SyncRun) -> SyncGroup:
+        """Return a group without which nothing goes wrong in a run; are there other orders?"""
+        if any(site.what in _OF_REGISTERS for site in group.sites):
+            return replace(group, status="open", reasons=("registers",))
+        if not made.machine.choices.matter:
+            return group
+        open_ = replace(group, status="open", reasons=("orders",))
+        if not self.schedules or self.chip.platform != "tpu":
+            return open_
+        result = self._explore(group)
+        if result.verdict == "proved":
+            return group
+        if result.verdict == "open":
+            return open_
+        error = "" if result.error is None else first_line(result.error)
+        facts: dict[str, Any] = {"findings": result.findings, "witness": result.witness}
+        return replace(group, status="needed", error=error, **facts)
+
+    def _explore(self, group: SyncGroup) -> Exploration:
+        """Run the call without a group in other orders."""
+
+        def new() -> tuple[Machine, Callable[[], Any]]:
+            machine = self.machine(group.sites)
+            return machine, lambda: self.call.run(machine, jit=True)
+
+        result = explore_runs(new, self.schedules)
+        self.runs += result.runs
+        return result
 
     def together(self, groups: Sequence[SyncGroup]) -> tuple[SyncGroup, ...]:
         """Return redundant groups that can be left out together."""
@@ -387,7 +406,8 @@ class _Analysis:
         if findings is not None:
             return not findings
         made = self.run(sites)
-        return not made.findings and not made.reasons and not self._differs(made)
+        matters = made.machine.choices.matter
+        return not made.findings and not matters and not self._differs(made)
 
     def proved_without(self, sites: Collection[SyncSite]) -> tuple[Finding, ...] | None:
         """Prove the recorded run without the events of sites.

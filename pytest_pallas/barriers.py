@@ -280,9 +280,7 @@ def target_of(spec: KernelSpec, target: str) -> str:
     return target or chip or DEFAULT_TARGETS[platform]
 
 
-def _meshes(
-    spec: KernelSpec, mesh: Mapping[str, int], *, smaller: bool
-) -> list[Mapping[str, int]]:
+def _meshes(spec: KernelSpec, mesh: Mapping[str, int], *, smaller: bool) -> list[Mapping[str, int]]:
     """Return the meshes to run, from the fewest devices."""
     if not spec.meshes:
         if mesh:
@@ -294,9 +292,7 @@ def _meshes(
         )
     if not any(set(mesh) == set(axes) for axes in spec.mesh_axes):
         axes = " or ".join(", ".join(axes) for axes in spec.mesh_axes)
-        raise OptionError(
-            f"{spec.name} takes meshes with the axes {axes}, not {', '.join(mesh)}"
-        )
+        raise OptionError(f"{spec.name} takes meshes with the axes {axes}, not {', '.join(mesh)}")
     if not smaller:
         return [mesh]
     sizes = [
@@ -378,8 +374,7 @@ def lines_of(table: BarrierTable) -> Iterator[str]:
     for row in table.rows:
         group, threshold = row.group, row.threshold
         yield f"  {status_text(row):<26}{group.place}, {group.count} times"
-        seed = "" if group.seed is None else f" (seed {group.seed} shows it)"
-        yield f"{'':28}without: {group.effect}{seed}"
+        yield f"{'':28}without: {group.effect}{group.shown_by}"
         if len({status for _, status in threshold.statuses}) > 1:
             by_size = ", ".join(f"{n}: {status}" for n, status in threshold.statuses)
             yield f"{'':28}by devices: {by_size}"

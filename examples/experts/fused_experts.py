@@ -172,9 +172,7 @@ def experts(
         compiler_params=pltpu.CompilerParams(collective_id=0),
     )
 
-    def on_device(
-        x: jax.Array, up: jax.Array, down: jax.Array, counts: jax.Array
-    ) -> jax.Array:
+    def on_device(x: jax.Array, up: jax.Array, down: jax.Array, counts: jax.Array) -> jax.Array:
         return call(x[0], up[0], down[0], counts[0, :, None])[None]
 
     split = P("x")
@@ -198,7 +196,9 @@ def _inputs(mesh: jax.sharding.Mesh) -> Any:
     devices = mesh.size
     return pst.arguments(
         pst.arrays(
-            "e e c d, e d f, e f d", dtype="float32", dims={"e": devices, "c": 8, "d": 128, "f": 128}
+            "e e c d, e d f, e f d",
+            dtype="float32",
+            dims={"e": devices, "c": 8, "d": 128, "f": 128},
         ),
         then={
             "counts": pst.lengths(devices * devices, max_length=8).map(
