@@ -339,9 +339,9 @@ class _Analysis:
 
     def _judge_by_run(self, group: SyncGroup, *, waits: bool) -> SyncGroup:
         made = self.run(group.sites)
-        if made.error is None and made.findings and waits:
-            if all(finding.kind in _AT_END for finding in made.findings):
-                return replace(group, status="end", findings=made.findings)
+        left = made.error is None and all(one.kind in _AT_END for one in made.findings)
+        if left and made.findings and waits and not self._differs(made):
+            return replace(group, status="end", findings=made.findings)
         if made.error is not None or made.findings:
             error = "" if made.error is None else first_line(made.error)
             group = replace(group, status="needed", findings=made.findings, error=error)
@@ -355,6 +355,8 @@ class _Analysis:
 
     def _shown(self, group: SyncGroup, first: int = 0) -> SyncGroup:
         """Return a needed group with a run that shows it, if there is one."""
+        if group.findings and all(finding.kind == "entry" for finding in group.findings):
+            return group  # no run shows it: memory that is not there yet is written when it is
         for seed in range(first, _SEEDS if self.schedules else first):
             if self._differs(self.run(group.sites, seed)):
                 return replace(group, seed=seed)
