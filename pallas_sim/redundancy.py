@@ -102,15 +102,8 @@ class SyncGroup:
 
     @property
     def place(self) -> str:
-        """The sites in one line: those of one call of a function together."""
-        calls: dict[str, list[str]] = {}
-        for site in self.sites:
-            caller = short(site.callers[0]) if site.callers else ""
-            calls.setdefault(caller, []).append(str(replace(site, callers=())))
-        return "; ".join(
-            ", ".join(sites) + (f", called at {caller}" if caller else "")
-            for caller, sites in calls.items()
-        )
+        """The sites in one line."""
+        return place_of(self.sites)
 
     def __str__(self) -> str:
         """Status, sites, and what happens without them."""
@@ -123,6 +116,24 @@ class SyncGroup:
         if self.seed is not None:
             return f" (seed {self.seed} shows it)"
         return "" if self.witness is None else f" (shown by the schedule {self.witness})"
+
+
+#: How many sites of one call of a function are named.
+_NAMED = 4
+
+
+def place_of(sites: Sequence[SyncSite]) -> str:
+    """Return sites in one line: those of one call of a function together."""
+    calls: dict[str, dict[str, None]] = {}
+    for site in sites:
+        caller = short(site.callers[0]) if site.callers else ""
+        calls.setdefault(caller, {})[str(replace(site, callers=()))] = None
+    parts: list[str] = []
+    for caller, named in calls.items():
+        more = [f"{len(named) - _NAMED} more"] if len(named) > _NAMED else []
+        parts.append(", ".join([*list(named)[:_NAMED], *more]))
+        parts[-1] += f", called at {caller}" if caller else ""
+    return "; ".join(parts)
 
 
 def _in_short(finding: Finding) -> str:
@@ -613,10 +624,15 @@ class SyncThreshold:
 
     def __str__(self) -> str:
         """``needed from 6 devices on: signal at kernel.py:41``."""
-        sites = "; ".join(map(str, self.sites))
         if self.needed_from is not None:
-            return f"needed from {_devices(self.needed_from)} on: {sites}"
-        return f"{LABELS[self.statuses[-1][1]]} on {_devices(self.statuses[-1][0])}: {sites}"
+            return f"needed from {_devices(self.needed_from)} on: {self.place}"
+        devices, status = self.statuses[-1]
+        return f"{LABELS[status]} on {_devices(devices)}: {self.place}"
+
+    @property
+    def place(self) -> str:
+        """The sites in one line."""
+        return place_of(self.sites)
 
 
 def thresholds(reports: Sequence[SynchronizationReport]) -> tuple[SyncThreshold, ...]:

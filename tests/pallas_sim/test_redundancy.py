@@ -138,9 +138,7 @@ class TestTpu:
         def call(remote: bool) -> Any:
             def body(x_ref, o_ref, sent, arrived):
                 target = {"x": neighbor()} if remote else {"x": jax.lax.axis_index("x")}
-                copy = pltpu.make_async_remote_copy(
-                    x_ref, o_ref, sent, arrived, device_id=target
-                )
+                copy = pltpu.make_async_remote_copy(x_ref, o_ref, sent, arrived, device_id=target)
                 copy.start()
                 copy.wait()
 
@@ -225,7 +223,7 @@ class TestTpu:
         assert "a loop does not end" in told.error
 
     def test_from_how_many_devices_on(self):
-        # Devices - 1 blocks go through two mailboxes, so with up to three devices none is used twice.
+        # One block less than devices goes through two mailboxes: up to three use none twice.
         reports = [judged(shifts(n, boxes=2, steps=n - 1), schedules=0) for n in (3, 4, 5, 6)]
         [free] = [
             one
