@@ -91,7 +91,7 @@ class SyncGroup:
     def effect(self) -> str:
         """What happens without them, in one sentence."""
         if self.status == "end":
-            return "the kernel ends before a copy does, or with a count; nothing in it is too early"
+            return "only the kernel ends too early: before a copy, or with a count that is left"
         if self.status == "redundant":
             return "nothing, in any order"
         if self.status == "open":
@@ -138,6 +138,10 @@ def place_of(sites: Sequence[SyncSite]) -> str:
 
 def _in_short(finding: Finding) -> str:
     """Return a finding in a line, a race with both lines."""
+    if finding.kind == "entry" and finding.accesses:
+        (access,) = finding.accesses
+        reached = f"{access.ref} of device {access.home}"
+        return f"{access.owner} may reach {reached} before that has entered the kernel"
     if finding.kind != "race" or len(finding.accesses) != 2:
         return f"{finding.kind}: {finding.message}"
     later, earlier = finding.accesses

@@ -13,6 +13,7 @@ import json
 import math
 import os
 import re
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -150,9 +151,7 @@ def run(arguments: argparse.Namespace) -> int:
 
         _write(arguments.json, json.dumps(jsonable(table), indent=1))
     if arguments.html is not None:
-        from pytest_pallas.report.html import barriers_page
-
-        _write(arguments.html, barriers_page(table))
+        _write(arguments.html, page_of(table))
     return 0
 
 
@@ -190,6 +189,13 @@ def load_spec(target: str) -> KernelSpec:
     from pytest_pallas.spec import KernelSpec
 
     name, _, attribute = target.partition(":")
+    path = Path(name)
+    if path.suffix == ".py":
+        if not path.is_file():
+            raise OptionError(f"there is no file {path}")
+        if not path.absolute().is_relative_to(Path.cwd()):
+            sys.path.insert(0, str(path.absolute().parent))
+            name = path.stem
     module = import_module(name, target)
     specs = {key: one for key, one in vars(module).items() if isinstance(one, KernelSpec)}
     known = ", ".join(specs) or "none"
@@ -359,18 +365,33 @@ def _rows(reports: Sequence[SynchronizationReport]) -> Iterator[BarrierRow]:
         yield BarrierRow(group=group, threshold=threshold, removable=removable)
 
 
-# The table in a terminal.
+# The table, in a terminal and as a page.
 
 
 def _shown(mesh: Mapping[str, int]) -> str:
     return ",".join(f"{axis}={size}" for axis, size in mesh.items())
 
 
+def _title(table: BarrierTable) -> str:
+    on = f" on {_shown(table.mesh)}" if table.mesh else ""
+    return f"{table.spec}{on} ({table.target})"
+
+
+def _calls(table: BarrierTable) -> str:
+    return f"{table.examples} call{'s' * (table.examples != 1)}, {table.seconds:.1f} s"
+
+
+def _removable(table: BarrierTable) -> list[str]:
+    return [row.group.place for row in table.rows if row.removable]
+
+
+def _refusals(table: BarrierTable) -> list[str]:
+    return [f"not on {_shown(refused.mesh)}: {refused.reason}" for refused in table.refused]
+
+
 def lines_of(table: BarrierTable) -> Iterator[str]:
     """Return the lines of the table."""
-    on = f" on {_shown(table.mesh)}" if table.mesh else ""
-    calls = f"{table.examples} call{'s' * (table.examples != 1)}"
-    yield f"{table.spec}{on} ({table.target}), {calls}, {table.seconds:.1f} s"
+    yield f"{_title(table)}, {_calls(table)}"
     for row in table.rows:
         group, threshold = row.group, row.threshold
         yield f"  {status_text(row):<26}{group.place}, {group.count} times"
@@ -378,12 +399,10 @@ def lines_of(table: BarrierTable) -> Iterator[str]:
         if len({status for _, status in threshold.statuses}) > 1:
             by_size = ", ".join(f"{n}: {status}" for n, status in threshold.statuses)
             yield f"{'':28}by devices: {by_size}"
-    removable = [row.group.place for row in table.rows if row.removable]
-    if removable:
+    if removable := _removable(table):
         yield "  can be left out together (chosen greedily):"
         yield from (f"    {place}" for place in removable)
-    for refused in table.refused:
-        yield f"  not on {_shown(refused.mesh)}: {refused.reason}"
+    yield from (f"  {reason}" for reason in _refusals(table))
 
 
 def status_text(row: BarrierRow) -> str:
@@ -392,3 +411,30 @@ def status_text(row: BarrierRow) -> str:
     if needed is not None and needed > threshold.statuses[0][0]:
         return f"needed from {needed} devices"
     return {"end": "needed at the end"}.get(row.group.status, row.group.status)
+
+
+def page_of(table: BarrierTable) -> str:
+    """Render the table as self-contained HTML; needs jinja2."""
+    from pytest_pallas.report.html import style, template
+
+    sizes = sorted({size for row in table.rows for size, _ in row.threshold.statuses})
+    rows = [
+        {
+            "status": status_text(row),
+            "place": row.group.place,
+            "count": row.group.count,
+            "without": f"{row.group.effect}{row.group.shown_by}",
+            "statuses": [dict(row.threshold.statuses).get(size, "") for size in sizes],
+        }
+        for row in table.rows
+    ]
+    page: str = template("barriers.html.j2").render(
+        title=f"Synchronisation of {_title(table)}",
+        subtitle=_calls(table),
+        sizes=[f"{size} device{'s' * (size != 1)}" for size in sizes],
+        rows=rows,
+        removable=_removable(table),
+        refused=_refusals(table),
+        **style(),
+    )
+    return page

@@ -209,9 +209,7 @@ def _module_name(name: str) -> str:
     """Return the name of a module that may be given by its path, as pytest takes it."""
     if not name.endswith(".py"):
         return name
-    path = Path(name)
-    path = Path(os.path.relpath(path)) if path.is_absolute() else path
-    return ".".join(path.with_suffix("").parts).removeprefix("src.")
+    return ".".join(Path(os.path.relpath(name)).with_suffix("").parts).removeprefix("src.")
 
 
 def import_module(name: str, target: str) -> types.ModuleType:
