@@ -7,10 +7,7 @@ import textwrap
 
 import pytest
 
-from pallas_sim import SyncGroup
 from pytest_pallas.__main__ import main
-from pytest_pallas.barriers import BarrierTable
-from pytest_pallas.decoding import decode
 
 SPECS = '''
 import functools
@@ -69,12 +66,11 @@ def test_a_table_of_several_meshes(specs, tmp_path, capsys):
     assert "needed                    entry barrier of body, 4 times" in text
     assert "redundant                 signal at barrier_specs.py:11, wait at barrier_" in text
     assert "not on x=3: the kernel raised ValueError: not on three devices" in text
-    plain = json.loads((tmp_path / "table.json").read_text())
-    table = decode(BarrierTable, plain)
-    assert isinstance(table.rows[0].group, SyncGroup)
-    assert [dict(mesh) for mesh in table.meshes] == [{"x": 2}, {"x": 4}]
-    assert table.rows[0].threshold.statuses == ((2, "needed"), (4, "needed"))
-    assert [row.removable for row in table.rows] == [False, True]
+    table = json.loads((tmp_path / "table.json").read_text())
+    assert table["meshes"] == [{"x": 2}, {"x": 4}]
+    assert [row["removable"] for row in table["rows"]] == [False, True]
+    assert table["rows"][0]["threshold"]["statuses"] == [[2, "needed"], [4, "needed"]]
+    assert table["rows"][0]["group"]["findings"][0]["kind"] == "entry"
     page = (tmp_path / "table.html").read_text()
     assert "Synchronisation of ring on x=4" in page
     assert "not on three devices" in page
