@@ -16,12 +16,12 @@ from random import Random
 from typing import Any
 
 import numpy as np
-from pallas_sim.exploration.explorer import ReducedOrder, Redundant
-from pallas_sim.exploration.search import Search
 
 from pallas_sim.compat.jaxprs import BarrierFacts
 from pallas_sim.cores import BlockMesh, run_concurrently
 from pallas_sim.errors import DeadlockError
+from pallas_sim.exploration.explorer import ReducedOrder, Redundant
+from pallas_sim.exploration.search import Search
 from pallas_sim.findings import Owner
 from pallas_sim.gpu.barriers import arrive, test, wait
 from pallas_sim.gpu.engines import LaunchEngines, complete, end_block, finish, start
@@ -140,7 +140,9 @@ def _steps(program: SmallProgram, state: _State) -> Iterator[_State]:
     for number in dict.fromkeys(range(len(state.flying))):
         _, barrier, brings = state.flying[number]
         rest = (*state.flying[:number], *state.flying[number + 1 :])
-        yield _arrived(program, replace(state, flying=rest), barrier, 0 if brings else 1, -BYTES * brings)
+        yield _arrived(
+            program, replace(state, flying=rest), barrier, 0 if brings else 1, -BYTES * brings
+        )
     for thread, operations in enumerate(program.threads):
         if state.at[thread] < len(operations):
             yield from _step(program, state, thread, *operations[state.at[thread]])
@@ -176,7 +178,7 @@ def _step(
         old = state.memory[number]
         new = old + 1 + thread if kind != "lock" else old or 1
         state = replace(state, memory=_put(state.memory, number, new))
-        skips = kind == "fetch" and old % 2 == 1 or kind == "lock" and old != 0
+        skips = (kind == "fetch" and old % 2 == 1) or (kind == "lock" and old != 0)
         yield _goes_on(state, thread, seen=None if kind == "add" else old, skips=skips)
 
 
@@ -340,4 +342,6 @@ def disagreement(seed: int) -> str:
     program = random_program(seed)
     true, (ends, _) = truth(program), explored(program)
     same = "phase" in ends if "phase" in true else ends == true
-    return "" if same else f"{program}: {sorted(true - ends)} not found, {sorted(ends - true)} found"
+    return (
+        "" if same else f"{program}: {sorted(true - ends)} not found, {sorted(ends - true)} found"
+    )
