@@ -117,6 +117,18 @@ class Choices:
     def name(self, memory: Any, place: Hashable) -> None:
         """Name an array that is made, by where it is: the same in each run."""
 
+    def enter_round(self, thread: Any, mark: Any, *, same: bool) -> Any:
+        """Note that a loop goes on; called only where every order is explored.
+
+        Args:
+          thread: whose loop.
+          mark: what this gave when the round before began; None for the first round.
+          same: whether the round before left the state of the loop as it was.
+        """
+
+    def defer(self, thread: Any) -> None:
+        """Note that a thread lets all others go on; called only where every order is explored."""
+
     def finish(self) -> None:
         """Note that all tasks have ended, and that what comes next comes after all they did."""
 

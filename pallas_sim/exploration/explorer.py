@@ -23,7 +23,7 @@ from pallas_sim.exploration.past import (
 from pallas_sim.exploration.witness import Witness, digest_of
 from pallas_sim.findings import Owner, Wait
 from pallas_sim.machine import Engines, Machine
-from pallas_sim.memory import Ref, Region
+from pallas_sim.memory import Elements, Ref, Region
 from pallas_sim.order.accesses import bounds_of, root
 from pallas_sim.recording import Copy, Semaphore, Signalled, Synchronized, Touched, Waited
 
@@ -75,10 +75,11 @@ class Explorer(Choices):
     _copies: dict[int, tuple[Any, Actor]] = field(default_factory=dict[int, tuple[Any, Actor]])
     _since: dict[Actor, int] = field(default_factory=dict[Actor, int])
     _counts: Counter[Any] = field(default_factory=Counter[Any])
-    _looks: dict[Actor, tuple[int, _Seen]] = field(default_factory=dict[Actor, "tuple[int, _Seen]"])
     _looked: dict[Actor, int] = field(default_factory=dict[Actor, int])
+    _seen_by: dict[Actor, _Seen] = field(default_factory=dict[Actor, "_Seen"])
     _pollers: list[Any] = field(default_factory=list[Any])
     _woken: int = 0
+    _acts: Counter[Actor] = field(default_factory=Counter[Actor])
     _late: dict[Actor, int] = field(default_factory=dict[Actor, int])
     _delays: int = 0
     _passed: set[Actor] = field(default_factory=set[Actor])
@@ -133,6 +134,30 @@ class Explorer(Choices):
         self._delays += 1
         self._late[actor] = self._delays
 
+    def defer(self, thread: Any) -> None:
+        """Let all others go on before a thread that is about to look."""
+        self._be_late(("thread", thread.number, 0))
+
+    def enter_round(self, thread: Any, mark: Any, *, same: bool) -> Any:
+        """Find a round of a loop that has done nothing but look, and go on as if it were none.
+
+        A run without such a round has the same events. So the next rounds need not be run: that
+        they see more is another order (Kokologiannakis, Ren and Vafeiadis, "Dynamic partial order
+        reductions for spinloops", FMCAD 2021).
+        """
+        del thread
+        if not self.steps:
+            return None
+        actor = self.steps[-1].actor
+        acts = sum(map(_acts, self.machine.recording.events[self._seen :]))
+        now = self._acts[actor] + acts, self._counts[actor]
+        if same and mark is not None and mark[0] == now[0] and mark[1] < now[1]:
+            self._spin(self.steps[-1])
+        return now
+
+    def _spin(self, step: ExploredStep) -> None:
+        """Note that the round of a loop that ends in a step has done nothing but look."""
+
     def _turn(self, actor: Actor, *, late: bool) -> None:
         """Note that somebody is passed over, or goes on after that."""
         if late:
@@ -185,26 +210,27 @@ class Explorer(Choices):
             self._pending[step.actor] = (self._name(target), where)
             return
         if kind != "look":
+            self._acts[step.actor] += 1
             step.operations[kind, target] = 1
             step.where[kind, target] = where
             return
         name = self._name(target)
-        last, seen = self._looks.get(step.actor, (0, {}))
-        if last != self._counts[step.actor] - 1:
-            seen = {}
+        seen = self._seen_by.setdefault(step.actor, {})
         task = thread.machine.scheduler.current
-        same = all(one.count == count for one, count in seen.values())
+        # Nothing wakes a thread that has looked at memory, too.
+        same = all(
+            one.count == count and not isinstance(one, _LookedAt) for one, count in seen.values()
+        )
         if name in seen and same and task is not None:
             self._wait_for_change(thread, task, [one for one, _ in seen.values()], line)
-            step, seen = self.steps[-1], {}
+            step = self.steps[-1]
+            seen.clear()
         elif name in seen:
             self._follow_change({("add", n) for n in seen} | {("end", n) for n in seen})
         seen[name] = (target, target.count)
-        self._looks[step.actor] = (self._counts[step.actor], seen)
-        step.operations["look", name] = 1
+        step.operations["look", name] = target.count
         step.where["look", name] = where
         self._looked[step.actor] = len(self.steps) - 1
-        self._be_late(step.actor)  # a loop that looks must let all others go on
 
     def _wait_for_change(
         self, thread: Any, task: Any, semaphores: Sequence[Semaphore], line: str
@@ -229,9 +255,6 @@ class Explorer(Choices):
         if self.steps:
             step = self.steps[-1]
             step.operations[kind, name], step.where[kind, name] = value, where
-            if kind == "pass":  # what a thread tests next is another phase
-                self._looks.pop(step.actor, None)
-                self._looked.pop(step.actor, None)
 
     def operation_done(self, operation: Any, steps: int) -> None:
         """As any ``Choices``."""
@@ -243,9 +266,16 @@ class Explorer(Choices):
         """As any ``Choices``."""
         if self.steps:
             writes = atomic != "look" if writes is None else writes
-            if atomic == "look":
-                self._looked[self.steps[-1].actor] = len(self.steps) - 1
             self._touch(self.steps[-1], region, where, writes=writes, atomic=atomic)
+            actor = self.steps[-1].actor
+            if atomic == "look":
+                self._looked[actor] = len(self.steps) - 1
+                cell = _LookedAt(region)
+                looked = self.steps[-1].accesses[-1]
+                name = (looked.memory, looked.first, looked.end, looked.part)
+                self._names[id(cell)] = (cell, name)
+                self._seen_by.setdefault(actor, {})[name] = (cell, cell.count)
+            self._acts[actor] += writes
 
     def repeat_look(self) -> None:
         """As any ``Choices``."""
@@ -357,10 +387,13 @@ class Explorer(Choices):
         step.ended = True
         met: list[int] = []
         for event in fresh:
+            self._acts[step.actor] += _acts(event)
             if isinstance(event, Signalled):
                 kind = "add" if event.amount >= 0 else "subtract"
                 where = (event.semaphore.name, event.line)
                 _operate(step, kind, self._name(event.semaphore), event.amount, where)
+            elif isinstance(event, Waited) and not event.amount:
+                self._pending.pop(step.actor, None)
             elif isinstance(event, Waited):
                 operation = ("take" if event.takes else "peek", self._name(event.semaphore))
                 step.operations[operation] = event.amount
@@ -375,6 +408,9 @@ class Explorer(Choices):
                 met += event.threads
         if step.operations:
             self._woken = 0
+        changes = any(kind != "look" for kind, _ in step.operations)
+        if changes or any(access.writes for access in step.accesses):
+            self._seen_by.pop(step.actor, None)
         self.past.add(step, met, everyone=barrier)
 
     def _touch(
@@ -598,6 +634,7 @@ class Node:
       tried: those whose runs were made, each with what its step does.
       wanted: those that are to be tried.
       asleep: those whose runs from here on were made elsewhere, each with what its step does.
+      ways: who is to go on after one of those that are wanted.
     """
 
     enabled: tuple[Actor, ...]
@@ -607,6 +644,7 @@ class Node:
     )
     wanted: set[Actor] = field(default_factory=set[Actor])
     asleep: dict[Actor, ExploredStep] = field(default_factory=dict[Actor, ExploredStep])
+    ways: dict[Actor, list[Actor]] = field(default_factory=dict[Actor, list[Actor]])
 
 
 @dataclass(eq=False)
@@ -615,9 +653,13 @@ class ReducedOrder(Explorer):
 
     Attributes:
       nodes: the states of the run, in order, as far as they are known.
+      spun: whether the last step ended a round of a loop that has done nothing but look.
     """
 
     nodes: list[Node] = field(default_factory=list[Node])
+    spun: bool = False
+    _stuck: bool = False
+    _way: list[Actor] = field(default_factory=list[Actor])
 
     def _choose(self, enabled: tuple[Actor, ...]) -> Actor:
         """Return who takes the next step, and keep the state.
@@ -628,16 +670,43 @@ class ReducedOrder(Explorer):
         """
         number = len(self.steps)
         if number < len(self.nodes):
-            if self.nodes[number].enabled != enabled:
+            node = self.nodes[number]
+            if node.enabled != enabled:
                 raise Unrepeatable
-            return self.nodes[number].chosen
+            self._way = list(node.ways.get(node.chosen, ()))
+            return node.chosen
         asleep = self._asleep()
         awake = [actor for actor in enabled if actor not in asleep]
+        if not awake and all(self._sees_nothing_new(asleep[actor]) for actor in enabled):
+            self._stuck = True  # all that are left look again and again, and see the same
+            awake = list(enabled)
         if not awake:
             raise Redundant
         chosen = awake[0]
+        if self._way:
+            actor = self._way.pop(0)
+            chosen = actor if actor in awake else chosen
         self.nodes.append(Node(enabled, chosen, wanted={chosen}, asleep=asleep))
         return chosen
+
+    def _sees_nothing_new(self, step: ExploredStep) -> bool:
+        """Return whether a step ends a round of looks at counts that are still the same."""
+        counts = {name: one.count for one, name in self._names.values() if name in step.seen}
+        return bool(step.seen) and all(counts[name] == seen for name, seen in step.seen.items())
+
+    def _spin(self, step: ExploredStep) -> None:
+        """End the run: all that follows is in runs without this round, unless nobody goes on."""
+        step.seen = {name: count for name, (_, count) in self._seen_by[step.actor].items()}
+        node = self.nodes[len(self.steps) - 1]
+        others = [actor for actor in node.enabled if actor != step.actor]
+        asleep = {**node.asleep, **node.tried}
+        if self._stuck or all(
+            (other := asleep.get(actor)) is not None and self._sees_nothing_new(other)
+            for actor in others
+        ):
+            return
+        self.spun = True
+        raise Redundant
 
     def _asleep(self) -> dict[Actor, ExploredStep]:
         """Return who sleeps in the next state: who did before, and commutes with the last step."""
@@ -661,8 +730,32 @@ class ReducedOrder(Explorer):
             self.nodes[len(self.steps) - 1].tried[step.actor] = step
 
 
+@dataclass(eq=False)
+class _LookedAt:
+    """Memory that a thread looked at.
+
+    Attributes:
+      region: the memory.
+    """
+
+    region: Region
+
+    @property
+    def count(self) -> Any:
+        """What is there."""
+        region = self.region
+        part = region.memory[region.key] if isinstance(region, Elements) else region
+        return part.tobytes()
+
+
 def _adding(region: Region) -> str:
     return atomic_kind("add", root(region).dtype, used=False)
+
+def _acts(event: Any) -> bool:
+    """Return whether an event is more than a look: a thread that goes on forgets all others."""
+    if isinstance(event, Waited):
+        return event.amount != 0
+    return not isinstance(event, Touched) or event.writes
 
 
 def _operate(

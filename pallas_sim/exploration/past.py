@@ -166,6 +166,7 @@ class ExploredStep:
       ended: whether all that it did is known.
       accesses: to memory, where these are kept: see ``Explorer.memory``.
       where: name and line of its operations.
+      seen: if it ends a round of a loop that has done nothing but look: the counts that it saw.
     """
 
     actor: Actor
@@ -175,6 +176,7 @@ class ExploredStep:
     where: dict[Operation, tuple[str, str]] = field(
         default_factory=dict[Operation, tuple[str, str]]
     )
+    seen: dict[Hashable, int] = field(default_factory=dict[Hashable, int])
 
 
 def conflict(one: ExploredStep, other: ExploredStep) -> bool:
@@ -231,6 +233,11 @@ def reasons_of(one: ExploredStep, other: ExploredStep) -> Iterator[Reason]:
 def _reason(kind: ReasonKind, one: tuple[str, str], other: tuple[str, str]) -> Reason:
     lines = tuple(sorted({line for _, line in (one, other) if line}))
     return Reason(kind, one[0] or other[0], lines)
+
+
+def _change(kind: str, amount: int) -> int:
+    """Return by how much an operation changes the count of a semaphore."""
+    return {"add": amount, "subtract": amount, "take": -amount}.get(kind, 0)
 
 
 @dataclass(eq=False)
@@ -330,8 +337,28 @@ class Past:
             for (kind, what), amount in self.steps[position].operations.items():
                 if kind in ("take", "peek") and counts[what] < amount:
                     return False
-                counts[what] += {"add": amount, "subtract": amount, "take": -amount}.get(kind, 0)
+                counts[what] += _change(kind, amount)
         return True
+
+    def count(self, name: Hashable, earlier: int, later: int) -> int:
+        """Return the count of a semaphore after what comes before two steps, without the first."""
+        way = [at for at in self.without(earlier, later) if self.precedes(at, later)]
+        return sum(
+            _change(kind, amount)
+            for position in (*range(earlier), *way)
+            for (kind, what), amount in self.steps[position].operations.items()
+            if what == name
+        )
+
+    def knowledge(self, position: int) -> Hashable:
+        """Return what the actor of a step knew before it: all that its last step comes after."""
+        actor = self.steps[position].actor
+        own = [at for at in range(position) if self.steps[at].actor == actor]
+        if not own:
+            return ()
+        known = (at for at in range(own[-1] + 1) if self.precedes(at, own[-1]))
+        steps = [(self.steps[at].actor, tuple(self.steps[at].operations.items())) for at in known]
+        return frozenset(Counter(steps).items())
 
     def _needed(self, *, first: bool) -> list[set[int]]:
         """Return the additions that the waits of each step need.

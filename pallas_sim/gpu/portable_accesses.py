@@ -248,6 +248,8 @@ class BlockAccess:
             return values
 
         if volatile:
+            if self.thread.machine.choices.explores:
+                self.thread.machine.choices.defer(self.thread)
             self._stop(inside)
         values = load(contents_of(self.thread))
         self._note("volatile" if volatile else "read", _SelectedElements(inside))
