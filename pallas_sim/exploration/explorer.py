@@ -23,7 +23,7 @@ from pallas_sim.exploration.past import (
 from pallas_sim.exploration.witness import Witness, digest_of
 from pallas_sim.findings import Owner, Wait
 from pallas_sim.machine import Engines, Machine
-from pallas_sim.memory import Elements, Ref, Region
+from pallas_sim.memory import Ref, Region
 from pallas_sim.order.accesses import bounds_of, root
 from pallas_sim.recording import Copy, Semaphore, Signalled, Synchronized, Touched, Waited
 
@@ -217,10 +217,7 @@ class Explorer(Choices):
         name = self._name(target)
         seen = self._seen_by.setdefault(step.actor, {})
         task = thread.machine.scheduler.current
-        # Nothing wakes a thread that has looked at memory, too.
-        same = all(
-            one.count == count and not isinstance(one, _LookedAt) for one, count in seen.values()
-        )
+        same = all(one.count == count for one, count in seen.values())
         if name in seen and same and task is not None:
             self._wait_for_change(thread, task, [one for one, _ in seen.values()], line)
             step = self.steps[-1]
@@ -270,12 +267,8 @@ class Explorer(Choices):
             actor = self.steps[-1].actor
             if atomic == "look":
                 self._looked[actor] = len(self.steps) - 1
-                cell = _LookedAt(region)
-                looked = self.steps[-1].accesses[-1]
-                name = (looked.memory, looked.first, looked.end, looked.part)
-                self._names[id(cell)] = (cell, name)
-                self._seen_by.setdefault(actor, {})[name] = (cell, cell.count)
-            self._acts[actor] += writes
+            # Loops that look at memory wait before they look again: see ``repeat_look``.
+            self._acts[actor] += 1
 
     def repeat_look(self) -> None:
         """As any ``Choices``."""
@@ -408,9 +401,8 @@ class Explorer(Choices):
                 met += event.threads
         if step.operations:
             self._woken = 0
-        changes = any(kind != "look" for kind, _ in step.operations)
-        if changes or any(access.writes for access in step.accesses):
-            self._seen_by.pop(step.actor, None)
+            if step.accesses or any(kind != "look" for kind, _ in step.operations):
+                self._seen_by.pop(step.actor, None)
         self.past.add(step, met, everyone=barrier)
 
     def _touch(
@@ -728,24 +720,6 @@ class ReducedOrder(Explorer):
         if self.steps:
             step = self.steps[-1]
             self.nodes[len(self.steps) - 1].tried[step.actor] = step
-
-
-@dataclass(eq=False)
-class _LookedAt:
-    """Memory that a thread looked at.
-
-    Attributes:
-      region: the memory.
-    """
-
-    region: Region
-
-    @property
-    def count(self) -> Any:
-        """What is there."""
-        region = self.region
-        part = region.memory[region.key] if isinstance(region, Elements) else region
-        return part.tobytes()
 
 
 def _adding(region: Region) -> str:
