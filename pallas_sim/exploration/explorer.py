@@ -399,10 +399,9 @@ class Explorer(Choices):
                     self._touch(step, event.region, where, writes=event.writes, atomic=atomic)
             elif isinstance(event, Synchronized) and not barrier:
                 met += event.threads
-        if step.operations:
+        if step.accesses or any(kind != "look" for kind, _ in step.operations):
             self._woken = 0
-            if step.accesses or any(kind != "look" for kind, _ in step.operations):
-                self._seen_by.pop(step.actor, None)
+            self._seen_by.pop(step.actor, None)
         self.past.add(step, met, everyone=barrier)
 
     def _touch(
@@ -430,10 +429,10 @@ class Explorer(Choices):
 
     def _name(self, semaphore: Semaphore) -> Hashable:
         """Name a semaphore by where it is, which all runs do alike."""
-        place = getattr(semaphore, "place", None)  # of a barrier of a GPU
-        if place is not None:
-            return place
         known = self._names.get(id(semaphore))
+        place = getattr(semaphore, "place", None)  # of a barrier of a GPU
+        if known is None and place is not None:
+            known = self._names[id(semaphore)] = (semaphore, place)
         if known is None:
             self._learn_all()
             known = self._names.setdefault(id(semaphore), (semaphore, semaphore.name))

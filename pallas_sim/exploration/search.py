@@ -416,8 +416,11 @@ def _want_others(node: Node, step: ExploredStep) -> None:
     """
     if any(conflict(step, other) for other in node.asleep.values()):
         return
-    if len(node.wanted) == 1:
-        node.wanted.update([actor for actor in node.enabled if actor not in node.asleep][:2])
+    # Each of those that only look, one after the other: if all do, the last one waits forever.
+    known = [node.tried.get(actor) for actor in node.wanted]
+    if all(other is not None and other.seen for other in known):
+        awake = (actor for actor in node.enabled if actor not in node.asleep)
+        node.wanted.update([actor for actor in awake if actor not in node.wanted][:1])
 
 
 def _want_reversal(node: Node, past: Past, earlier: int, later: int) -> None:
