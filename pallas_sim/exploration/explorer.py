@@ -7,6 +7,8 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+import numpy as np
+
 from pallas_sim.choices import Choices, atomic_kind
 from pallas_sim.copies import advance
 from pallas_sim.errors import OptionError
@@ -298,9 +300,9 @@ class Explorer(Choices):
         actor = self.steps[-1].actor
         self.past.follow(actor, self._since[actor] - 1)
 
-    def name(self, memory: Any, place: Hashable) -> None:
+    def name(self, thing: Any, place: Hashable) -> None:
         """As any ``Choices``."""
-        whole = root(memory)
+        whole = root(thing) if isinstance(thing, np.ndarray) else thing
         self._names[id(whole)] = (whole, place)
 
     def _operate_engine(self, actor: Actor, engines: Engines, operation: Any) -> None:
@@ -430,9 +432,6 @@ class Explorer(Choices):
     def _name(self, semaphore: Semaphore) -> Hashable:
         """Name a semaphore by where it is, which all runs do alike."""
         known = self._names.get(id(semaphore))
-        place = getattr(semaphore, "place", None)  # of a barrier of a GPU
-        if known is None and place is not None:
-            known = self._names[id(semaphore)] = (semaphore, place)
         if known is None:
             self._learn_all()
             known = self._names.setdefault(id(semaphore), (semaphore, semaphore.name))
@@ -723,6 +722,7 @@ class ReducedOrder(Explorer):
 
 def _adding(region: Region) -> str:
     return atomic_kind("add", root(region).dtype, used=False)
+
 
 def _acts(event: Any) -> bool:
     """Return whether an event is more than a look: a thread that goes on forgets all others."""
