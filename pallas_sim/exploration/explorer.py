@@ -7,13 +7,24 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from pallas_sim.choices import Choices
+import numpy as np
+
+from pallas_sim.choices import Choices, atomic_kind
 from pallas_sim.copies import advance
 from pallas_sim.errors import OptionError
-from pallas_sim.exploration.past import Actor, ExploredStep, MemoryAccess, Past, conflict
+from pallas_sim.exploration.past import (
+    Actor,
+    ExploredStep,
+    MemoryAccess,
+    Operation,
+    Past,
+    conflict,
+    may_change,
+    part_of,
+)
 from pallas_sim.exploration.witness import Witness, digest_of
 from pallas_sim.findings import Owner, Wait
-from pallas_sim.machine import Machine
+from pallas_sim.machine import Engines, Machine
 from pallas_sim.memory import Ref, Region
 from pallas_sim.order.accesses import bounds_of, root
 from pallas_sim.recording import Copy, Semaphore, Signalled, Synchronized, Touched, Waited
@@ -54,7 +65,7 @@ class Explorer(Choices):
     steps: list[ExploredStep] = field(default_factory=list[ExploredStep])
     past: Past = field(default_factory=Past)
     chosen: list[int] = field(default_factory=list[int])
-    memory: bool = False
+    memory: bool = field(default=False)
     sums: dict[tuple[int, str, str], set[Any]] = field(
         default_factory=dict[tuple[int, str, str], set[Any]]
     )
@@ -63,8 +74,10 @@ class Explorer(Choices):
     _events: Any = None
     _seen: int = 0
     _names: dict[int, tuple[Any, Hashable]] = field(default_factory=dict[int, tuple[Any, Hashable]])
-    _copies: dict[int, tuple[Copy, Actor]] = field(default_factory=dict[int, tuple[Copy, Actor]])
+    _copies: dict[int, tuple[Any, Actor]] = field(default_factory=dict[int, tuple[Any, Actor]])
+    _since: dict[Actor, int] = field(default_factory=dict[Actor, int])
     _counts: Counter[Any] = field(default_factory=Counter[Any])
+    _looked: dict[Actor, int] = field(default_factory=dict[Actor, int])
     _seen_by: dict[Actor, _Seen] = field(default_factory=dict[Actor, "_Seen"])
     _pollers: list[Any] = field(default_factory=list[Any])
     _woken: int = 0
@@ -88,11 +101,18 @@ class Explorer(Choices):
             self._end_step()
             tasks = {("thread", task.thread.number, 0): task for task in ready}
             copies = {self._actor_of(copy): copy for copy in self.machine.copies if copy.movable}
-            enabled = (*tasks, *copies)
+            operations: dict[Actor, tuple[Engines, Any]] = {}
+            for engines in self.machine.engines:
+                for operation in engines.started():  # so that each begins where it was started
+                    self._actor_of(operation)
+                operations |= {self._actor_of(one): (engines, one) for one in engines.movable()}
+            enabled = (*tasks, *copies, *operations)
             if not enabled:
                 return None
             if self._late:
                 enabled = tuple(sorted(enabled, key=lambda actor: self._late.get(actor, 0)))
+            position = len(self.steps)
+            self._since = {actor: self._since.get(actor, position) for actor in enabled}
             actor = self._choose(enabled)
             if len(enabled) > 1:
                 number = enabled.index(actor)
@@ -106,7 +126,10 @@ class Explorer(Choices):
             if actor in tasks:
                 ready.remove(tasks[actor])
                 return tasks[actor]
-            self._move(copies[actor])
+            if actor in copies:
+                self._move(copies[actor])
+            else:
+                self._operate_engine(actor, *operations[actor])
 
     def _be_late(self, actor: Actor) -> None:
         """Let all others that can go on do so first, those too that will only begin."""
@@ -173,7 +196,8 @@ class Explorer(Choices):
         """The order of the run so far."""
         last = max((at for at, choice in enumerate(self.chosen, 1) if choice), default=0)
         choices = tuple(self.chosen[:last])
-        return Witness(digest_of(self.jaxpr), self.machine.target, choices)
+        memory = self.memory and self.machine.platform == "gpu"
+        return Witness(digest_of(self.jaxpr), self.machine.target, choices, memory=memory)
 
     def look(self, thread: Any, kind: str, target: Any, line: str = "") -> None:
         """Add a look to the current step.
@@ -195,15 +219,19 @@ class Explorer(Choices):
         name = self._name(target)
         seen = self._seen_by.setdefault(step.actor, {})
         task = thread.machine.scheduler.current
-        if any(one.count != count for one, count in seen.values()):
-            seen.clear()
-        if name in seen and task is not None:
+        same = all(one.count == count for one, count in seen.values())
+        if name in seen and same and task is not None:
             self._wait_for_change(thread, task, [one for one, _ in seen.values()], line)
             step = self.steps[-1]
+            seen.clear()
+        elif name in seen:
+            self._follow_change({("add", n) for n in seen} | {("end", n) for n in seen})
+        if not same:
             seen.clear()
         seen[name] = (target, target.count)
         step.operations["look", name] = target.count
         step.where["look", name] = where
+        self._looked[step.actor] = len(self.steps) - 1
 
     def _wait_for_change(
         self, thread: Any, task: Any, semaphores: Sequence[Semaphore], line: str
@@ -216,9 +244,79 @@ class Explorer(Choices):
         if self._wake_pollers not in scheduler.idle:
             scheduler.idle.append(self._wake_pollers)
         scheduler.block(lambda: _polls(thread, semaphores[-1], line))
+        self.follow_waker()
         for semaphore in semaphores:
             if task in semaphore.waiting:
                 semaphore.waiting.remove(task)
+
+    def operate(
+        self, kind: str, name: Hashable, value: int, where: tuple[str, str] = ("", "")
+    ) -> None:
+        """As any ``Choices``."""
+        if self.steps:
+            step = self.steps[-1]
+            step.operations[kind, name], step.where[kind, name] = value, where
+
+    def operation_done(self, operation: Any, steps: int) -> None:
+        """As any ``Choices``."""
+        self.operate("peek", ("steps of", self._actor_of(operation)), steps)
+
+    def access(
+        self, region: Region, atomic: str, where: tuple[str, str], *, writes: bool | None = None
+    ) -> None:
+        """As any ``Choices``."""
+        if self.steps:
+            writes = atomic != "look" if writes is None else writes
+            self._touch(self.steps[-1], region, where, writes=writes, atomic=atomic)
+            actor = self.steps[-1].actor
+            if atomic == "look":
+                self._looked[actor] = len(self.steps) - 1
+            # Loops that look at memory wait before they look again: see ``repeat_look``.
+            self._acts[actor] += 1
+
+    def repeat_look(self) -> None:
+        """As any ``Choices``."""
+        actor = self.steps[-1].actor
+        at = self._looked.get(actor)
+        if at is None:
+            return
+        accesses = self.steps[at].accesses
+        accesses[:] = [a._replace(spins=a.spins or a.atomic == "look") for a in accesses]
+        looks = [access for access in accesses if access.spins]
+        for position in range(at + 1, len(self.steps) - 1):
+            others = self.steps[position].accesses
+            if any(a.writes and a.conflicts(look) for a in others for look in looks):
+                self.past.follow(actor, position)
+                return
+
+    def _follow_change(self, changes: set[Operation]) -> None:
+        """Note that a thread that looks again sees the first change since: it waits for that."""
+        actor = self.steps[-1].actor
+        for position in range(self._looked.get(actor, len(self.steps)) + 1, len(self.steps) - 1):
+            if not changes.isdisjoint(self.steps[position].operations):
+                self.past.follow(actor, position)
+                return
+
+    def follow_waker(self) -> None:
+        """As any ``Choices``."""
+        actor = self.steps[-1].actor
+        self.past.follow(actor, self._since[actor] - 1)
+
+    def name(self, thing: Any, place: Hashable) -> None:
+        """As any ``Choices``."""
+        whole = root(thing) if isinstance(thing, np.ndarray) else thing
+        self._names[id(whole)] = (whole, place)
+
+    def _operate_engine(self, actor: Actor, engines: Engines, operation: Any) -> None:
+        """Let the next step of an operation of a GPU's engine happen."""
+        self.operate("add", ("steps of", actor), 1)
+        for side in engines.move(operation):
+            where = (side.name, operation.record.line)
+            self._touch(self.steps[-1], side.region, where, writes=side.writes, atomic=side.atomic)
+        if operation.record.chain is not None and not operation.steps:
+            for other in engines.movable():
+                if other.record.chain == operation.record.chain:
+                    self.past.follow(self._actor_of(other), len(self.steps) - 1)
 
     def _wake_pollers(self) -> bool:
         """Let those look again who wait for a change, if nothing else can happen."""
@@ -239,12 +337,13 @@ class Explorer(Choices):
         for region, writes in copy.sides:
             if writes != reads:
                 where = (copy.names[writes], copy.line)
-                self._touch(step, region, where, writes=writes, adds=writes and copy.adds)
+                atomic = _adding(region) if writes and copy.adds else ""
+                self._touch(step, region, where, writes=writes, atomic=atomic)
         advance(self.machine, copy)
         if semaphore is not None:
             _operate(step, "add", self._name(semaphore), copy.size, (semaphore.name, copy.line))
 
-    def _actor_of(self, copy: Copy) -> Actor:
+    def _actor_of(self, copy: Any) -> Actor:
         known = self._copies.get(id(copy))
         if known is not None:
             return known[1]
@@ -299,10 +398,13 @@ class Explorer(Choices):
                 self._pending.pop(step.actor, None)
             elif isinstance(event, Touched):
                 where = (event.name, event.line)
-                self._touch(step, event.region, where, writes=event.writes, adds=event.adds)
+                atomic = _adding(event.region) if event.adds else ""
+                if self.memory:
+                    self._touch(step, event.region, where, writes=event.writes, atomic=atomic)
             elif isinstance(event, Synchronized) and not barrier:
                 met += event.threads
-        if any(kind != "look" for kind, _ in step.operations):
+        acts = any(kind != "look" for kind, _ in step.operations)
+        if acts or any(access.writes for access in step.accesses):
             self._woken = 0
             self._seen_by.pop(step.actor, None)
         self.past.add(step, met, everyone=barrier)
@@ -314,21 +416,21 @@ class Explorer(Choices):
         where: tuple[str, str],
         *,
         writes: bool,
-        adds: bool,
+        atomic: str,
     ) -> None:
-        if not (self.memory or adds):
+        if not (self.memory or atomic):
             return
         whole = root(region)
-        if adds and whole.dtype.kind not in "iub":
+        if atomic == "sum":
             adders = self.sums.setdefault((id(whole), *where), set())
             adders.add((step.actor, len(self.steps)))
-        if not self.memory:
-            return
         if id(whole) not in self._names:
             self._learn_all()
         name = self._names.setdefault(id(whole), (whole, ("memory", len(self._names))))[1]
         start, (first, end) = bounds_of(whole)[0], bounds_of(region)
-        step.accesses.append(MemoryAccess(name, first - start, end - start, writes, adds, where))
+        part = part_of(region, start)
+        access = MemoryAccess(name, first - start, end - start, writes, atomic, where, part)
+        step.accesses.append(access)
 
     def _name(self, semaphore: Semaphore) -> Hashable:
         """Name a semaphore by where it is, which all runs do alike."""
@@ -349,7 +451,7 @@ class Explorer(Choices):
         if ref.data.dtype == object:
             for number, one in enumerate(ref.data.flat):
                 self._names.setdefault(id(one), (one, (where, number)))
-        elif self.memory:
+        else:
             self._names.setdefault(id(root(ref.data)), (root(ref.data), where))
 
 
@@ -379,7 +481,12 @@ _VERBS = {
     "peek": "sees {} on",
     "look": "looks at",
     "change": "reads and changes",
+    "arrive": "arrives at",
+    "pass": "passes",
 }
+
+#: Of operations that no line of the kernel names.
+_NOWHERE = ("", "")
 
 
 def story_of(explorer: Explorer) -> tuple[str, ...]:
@@ -397,12 +504,18 @@ def story_of(explorer: Explorer) -> tuple[str, ...]:
             name = explorer.name_of(turn.actor)
             lines.append(f"> {name} {'is late' if turn.late else 'goes on, after all others'}")
         done = [
-            f"{_VERBS[kind].format(amount)} {step.where[kind, what][0]} "
-            f"({_brief(step.where[kind, what][1])})"
+            (_VERBS[kind].format(amount), step.where[kind, what])
             for (kind, what), amount in step.operations.items()
+            if kind in _VERBS and step.where[kind, what] != _NOWHERE
+        ]
+        done += [
+            (_VERBS[access.atomic if access.atomic == "look" else "change"], access.where)
+            for access in step.accesses
+            if access.atomic
         ]
         if done:
-            lines.append(f"  {explorer.name_of(step.actor)}: {', '.join(done)}")
+            told = ", ".join(f"{verb} {name} ({_brief(line)})" for verb, (name, line) in done)
+            lines.append(f"  {explorer.name_of(step.actor)}: {told}")
     if len(lines) > _LINES:
         half = _LINES // 2
         lines[half:-half] = [f"  ... {len(lines) - 2 * half} more"]
@@ -424,6 +537,10 @@ class ReplayedOrder(Explorer):
 
     schedule: Witness = field(kw_only=True)
 
+    def __post_init__(self) -> None:
+        """Let threads stop where they did."""
+        self.memory = self.schedule.memory
+
     def begin(self, jaxpr: Any) -> None:
         """Keep what runs.
 
@@ -439,6 +556,8 @@ class ReplayedOrder(Explorer):
         Raises:
           OptionError: there are not so many who can go on.
         """
+        if len(enabled) == 1:
+            return enabled[0]
         at = len(self.chosen)
         choice = self.schedule.choices[at] if at < len(self.schedule.choices) else 0
         if choice >= len(enabled):
@@ -593,7 +712,10 @@ class ReducedOrder(Explorer):
         return {
             actor: step
             for actor, step in before.items()
-            if step is not None and actor != last.actor and not conflict(step, last)
+            if step is not None
+            and actor != last.actor
+            and not conflict(step, last)
+            and not may_change(step, last)
         }
 
     def _end_step(self) -> None:
@@ -601,6 +723,10 @@ class ReducedOrder(Explorer):
         if self.steps:
             step = self.steps[-1]
             self.nodes[len(self.steps) - 1].tried[step.actor] = step
+
+
+def _adding(region: Region) -> str:
+    return atomic_kind("add", root(region).dtype, used=False)
 
 
 def _acts(event: Any) -> bool:

@@ -105,18 +105,13 @@ def explore(
       options: as of ``simulate``.
 
     Raises:
-      OptionError: there is no such target, it is a GPU, or ``schedules`` is less than 1.
+      OptionError: there is no such target, or ``schedules`` is less than 1.
       SimulationError: the call cannot be simulated.
     """
     require_schedules(schedules)
     call = SimulatedCall.of(fn, args, options)
     set_platforms()
     chip = call.chip(target)
-    if chip.platform != "tpu":
-        raise OptionError(
-            f"explore runs kernels for TPUs, not for {chip.name}: the order of a GPU's engines is "
-            "not among its choices. simulate(seed=) draws other orders"
-        )
 
     def new() -> tuple[Machine, Callable[[], Any]]:
         machine = Machine(target=chip.name, cores=chip.cores, limits=limits or Limits())
@@ -194,6 +189,8 @@ def _shown(runs: _Runs, outcome: _Outcome) -> Exploration:
         past = outcome.explorer.past
         feasible = feasible or any(past.is_feasible(*race) for race in _memory_races(past))
     only_races = all(finding.kind == "race" for finding in runs.findings)
+    # What a GPU's fences order, or a barrier its tensor memory, no order of steps can show.
+    only_races = only_races and runs.platform == "tpu"
     if not orders.left and not feasible and only_races:
         runs.findings = ()
         return runs.exploration("proved")
@@ -255,6 +252,7 @@ class _Runs:
       first: what the first one gave.
       findings: of the proof of order, of the run that is wrong.
       reasons: see ``Exploration``.
+      platform: of the chip.
     """
 
     new: NewRun
@@ -264,12 +262,14 @@ class _Runs:
     first: _Outcome | None = None
     findings: tuple[Finding, ...] = ()
     reasons: set[Reason] = field(default_factory=set[Reason])
+    platform: str = ""
 
     def make(
         self, choices: Callable[[Machine], Explorer], *, monitored: bool = True
     ) -> _Outcome | None:
         """Make a run; None if it was given up as redundant."""
         machine, begin = self.new()
+        self.platform = machine.platform
         machine.choices = explorer = choices(machine)
         machine.monitored = machine.monitored and monitored
         values = error = None
@@ -304,7 +304,8 @@ class _Runs:
             return _Fault((type(error), getattr(error, "line", ""), *kinds))
         rounds = bool(first.explorer.sums)
         same = first.error is not None or same_values(first.values, outcome.values, rounds=rounds)
-        shown = [finding.key for finding in outcome.findings if finding.kind not in _PROVED]
+        known = outcome.explorer.machine.shown
+        shown = [f.key for f in outcome.findings if f.kind not in _PROVED or f.key in known]
         return _Fault((), not same, frozenset(shown))
 
     def exploration(self, verdict: Verdict, **facts: Any) -> Exploration:
@@ -336,6 +337,10 @@ def _walk(runs: _Runs, orders: Search, *, memory: bool) -> Iterator[_Outcome]:
 
         outcome = runs.make(choices, monitored=not memory)
         runs.count += 1
+        if outcome is None and explorers[0].machine.findings:
+            witness = explorers[0].witness  # what it has shown so far need not be shown again
+            outcome = runs.make(lambda machine: ReplayedOrder(machine=machine, schedule=witness))  # noqa: B023
+            runs.count += 1
         orders.learn(explorers[0])
         runs.learn(explorers[0])
         if outcome is not None:
@@ -411,8 +416,11 @@ def _want_others(node: Node, step: ExploredStep) -> None:
     """
     if any(conflict(step, other) for other in node.asleep.values()):
         return
-    if len(node.wanted) == 1:
-        node.wanted.update([actor for actor in node.enabled if actor not in node.asleep][:2])
+    # Each of those that only look, one after the other: if all do, the last one waits forever.
+    known = [node.tried.get(actor) for actor in node.wanted]
+    if all(other is not None and other.seen for other in known):
+        awake = (actor for actor in node.enabled if actor not in node.asleep)
+        node.wanted.update([actor for actor in awake if actor not in node.wanted][:1])
 
 
 def _want_reversal(node: Node, past: Past, earlier: int, later: int) -> None:
@@ -427,7 +435,9 @@ def _want_reversal(node: Node, past: Past, earlier: int, later: int) -> None:
             initial.add(actor)
         begun.add(actor)
         before |= 1 << position
-    if node.wanted & initial:
+    # Who sleeps has been first in all orders of the same steps, unless its run ended there.
+    asleep = {actor for actor, step in node.asleep.items() if not step.seen}
+    if not initial.isdisjoint(node.wanted | asleep):
         return
     # The shortest way to the later step: all else need not have happened before.
     way = [past.steps[at].actor for at in without if past.precedes(at, later)]
@@ -492,6 +502,7 @@ def _reversed(runs: _Runs, outcome: _Outcome) -> _Reversal | None:
     symmetric devices have, only the first and last are reversed.
     """
     actors = [step.actor for step in outcome.explorer.steps]
+    stops = runs.platform == "gpu"  # before accesses to memory, so that there are more steps
 
     def directed(**facts: Any) -> tuple[_Outcome, DirectedOrder]:
         orders: list[DirectedOrder] = []
@@ -509,11 +520,13 @@ def _reversed(runs: _Runs, outcome: _Outcome) -> _Reversal | None:
     past = plain.past
     past.order()
     runs.learn(plain)
+    actors = [step.actor for step in plain.steps]
     best: _Reversal | None = None
     for earlier, later in _representatives(past)[: min(_REVERSED, runs.most - runs.count)]:
         held, other = actors[earlier], actors[later]
         until = other, actors[:later].count(other)
-        result, order = directed(actors=actors[:earlier], held=held, until=until)
+        way: Any = {"actors": actors[:earlier], "held": held, "until": until, "memory": stops}
+        result, order = directed(**way)
         fault = runs.fault_of(result)
         if fault:
             return _Reversal(result, fault)
@@ -579,6 +592,7 @@ type _Block = list[Actor]
 
 def _shrunk(runs: _Runs, outcome: _Outcome, fault: _Fault) -> _Outcome:
     """Return a run with the same fault, and fewer switches: delta debugging of its blocks."""
+    memory = outcome.explorer.witness.memory
     best, left = outcome, _SHRINKS
 
     def attempt(blocks: Sequence[_Block]) -> bool:
@@ -586,7 +600,8 @@ def _shrunk(runs: _Runs, outcome: _Outcome, fault: _Fault) -> _Outcome:
         left -= 1
         actors = [actor for block in blocks for actor in block]
         result = runs.make(
-            lambda machine: DirectedOrder(machine=machine, actors=actors), monitored=False
+            lambda machine: DirectedOrder(machine=machine, actors=actors, memory=memory),
+            monitored=False,
         )
         if result is None or not fault.is_in(runs.fault_of(result)):
             return False

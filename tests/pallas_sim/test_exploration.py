@@ -270,5 +270,3 @@ def test_a_race_has_a_run_in_which_it_shows(devices, verdict):
 def test_what_cannot_be_explored():
     with pytest.raises(OptionError, match="schedules is 0"):
         explore(lambda: 0, target="v6e", schedules=0)
-    with pytest.raises(OptionError, match="not for h100"):
-        explore(lambda: 0, target="h100")
