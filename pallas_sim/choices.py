@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, ClassVar
 
@@ -24,10 +24,13 @@ class Choices:
       seed: decides them; 0 for the plain order.
       by_seed: whether there was an order that only a seed changes, and no exploration: of the
         programs of a grid, the rounds of a parallel loop, or the rows of a copy.
+      matter: whether another order of the same program may do something else: several threads
+        waited on a semaphore, or something looked at a count or changed memory in one step.
     """
 
     seed: int = 0
-    by_seed: bool = False
+    by_seed: bool = field(default=False, init=False)
+    matter: bool = field(default=False, init=False)
 
     #: Whether every order of what threads and copies do is to be had: see ``exploration``. Then
     #: threads stop before each operation on a semaphore, and copies move by choice only.
@@ -40,7 +43,13 @@ class Choices:
             ready.rotate(-self.among(len(ready)))
         return ready.popleft() if ready else None
 
-    def look(self, thread: Any, kind: str, target: Any) -> None:
+    def begin(self, jaxpr: Any) -> None:
+        """Take note of the program that is about to run."""
+
+    def complete(self) -> None:
+        """Note that the program has ended."""
+
+    def look(self, thread: Any, kind: str, target: Any, line: str = "") -> None:
         """Note an operation whose result depends on the order, and that no event records.
 
         Args:
@@ -48,7 +57,9 @@ class Choices:
           kind: ``"look"`` at the count of a semaphore, ``"wait"`` where it does not suffice, or
             ``"change"``, which reads memory and writes it in one step.
           target: the semaphore, or the name of the memory.
+          line: ``file:line``.
         """
+        self.matter = self.matter or kind != "wait"
 
     def finish(self) -> None:
         """Note that all tasks have ended, and that what comes next comes after all they did."""

@@ -144,7 +144,7 @@ class Scheduler:
         """Let whatever can happen come first, copies too; only where every order is explored."""
         task = self.current
         if task is not None and self.choices.explores:
-            self.ready.append(task)
+            self.ready.appendleft(task)  # first: the plain choice goes on
             self.root.switch()
 
     def give_way(self) -> None:

@@ -1,10 +1,15 @@
-"""``Past``: the steps of a run, what comes before what in every order of them, and the races."""
+"""``Past``: the steps of a run, what comes before what in every order of them, and the races.
+
+Sets of steps are integers: bit ``n`` is step ``n``. So a join is one operation, whatever the number
+of threads and copies.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Sequence
+from collections import Counter
+from collections.abc import Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 #: Who takes a step: a thread, by number, or a copy, by the thread that started it and its number.
 type Actor = tuple[str, int, int]
@@ -14,20 +19,82 @@ type Actor = tuple[str, int, int]
 type Operation = tuple[str, Hashable]
 
 
-#: Pairs of operations on the same thing whose order matters. Additions commute, and a wait does not
+#: Kinds of operations on the same thing whose order matters. Additions commute, and a wait does not
 #: come before the addition that it needs.
-_DEPENDENT = frozenset(
-    {
-        frozenset({"take"}),
-        frozenset({"take", "peek"}),
-        frozenset({"take", "look"}),
-        frozenset({"add", "look"}),
-        frozenset({"change"}),
-    }
-)
+_DEPENDENT: Mapping[str, frozenset[str]] = {
+    "take": frozenset({"take", "peek", "look", "subtract"}),
+    "peek": frozenset({"take", "subtract"}),
+    "look": frozenset({"take", "add", "subtract"}),
+    "add": frozenset({"look"}),
+    "subtract": frozenset({"take", "peek", "look"}),
+    "change": frozenset({"change"}),
+}
+
+#: Why more than one order has to be run: several threads wait on a semaphore (``"waiters"``),
+#: something looks at its count (``"look"``), reads and changes memory in one step (``"change"``),
+#: adds numbers that round (``"sum"``), or nothing orders two accesses (``"race"``).
+type ReasonKind = Literal["waiters", "look", "change", "sum", "race"]
 
 
-@dataclass(eq=False)
+@dataclass(frozen=True, order=True)
+class Reason:
+    """Why a call has more than one order.
+
+    Attributes:
+      kind: of what has no order.
+      name: of the semaphore or reference.
+      lines: of both operations, ``file:line``, sorted; one if they are the same.
+    """
+
+    kind: ReasonKind
+    name: str
+    lines: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        """It in words."""
+        return f"{_REASONS[self.kind]} {self.name or 'memory'} ({', '.join(self.lines)})"
+
+
+_REASONS: Mapping[str, str] = {
+    "waiters": "several wait on",
+    "look": "a look at",
+    "change": "several read and change",
+    "sum": "several add rounded numbers to",
+    "race": "nothing orders accesses to",
+}
+
+
+class MemoryAccess(NamedTuple):
+    """An access of a step to memory.
+
+    Attributes:
+      memory: whose it is.
+      first: byte of its range.
+      end: of the range.
+      writes: whether it writes.
+      adds: whether it does so by adding, which commutes: additions of integers.
+      where: name and line.
+    """
+
+    memory: Hashable
+    first: int
+    end: int
+    writes: bool
+    adds: bool = False
+    where: tuple[str, str] = ("", "")
+
+    def conflicts(self, other: MemoryAccess) -> bool:
+        """Return whether the order of two accesses matters."""
+        return (
+            self.memory == other.memory
+            and (self.writes or other.writes)
+            and not (self.adds and other.adds)
+            and self.first < other.end
+            and other.first < self.end
+        )
+
+
+@dataclass(eq=False, slots=True)
 class ExploredStep:
     """A step of a run.
 
@@ -36,40 +103,44 @@ class ExploredStep:
       operations: what it does.
       ended: whether all that it did is known.
       accesses: to memory, where these are kept: see ``Explorer.memory``.
+      where: name and line of its operations.
     """
 
     actor: Actor
     operations: dict[Operation, int] = field(default_factory=dict[Operation, int])
     ended: bool = False
-    accesses: list[MemoryAccess] = field(default_factory=list["MemoryAccess"])
-
-    @property
-    def things(self) -> set[Hashable]:
-        """What it operates on."""
-        memories = {("memory", access.memory) for access in self.accesses}
-        return {what for _, what in self.operations} | memories
-
-
-class MemoryAccess(NamedTuple):
-    """An access of a step to memory: whose it is, the range of its bytes, and whether it writes."""
-
-    memory: Hashable
-    first: int
-    end: int
-    writes: bool
+    accesses: list[MemoryAccess] = field(default_factory=list[MemoryAccess])
+    where: dict[Operation, tuple[str, str]] = field(
+        default_factory=dict[Operation, tuple[str, str]]
+    )
 
 
 def conflict(one: ExploredStep, other: ExploredStep) -> bool:
     """Return whether the order of two steps matters."""
     return any(
-        what == also and frozenset({kind, another}) in _DEPENDENT
+        what == also and another in _DEPENDENT[kind]
         for kind, what in one.operations
         for another, also in other.operations
-    ) or any(
-        a.memory == b.memory and (a.writes or b.writes) and a.first < b.end and b.first < a.end
-        for a in one.accesses
-        for b in other.accesses
-    )
+    ) or any(a.conflicts(b) for a in one.accesses for b in other.accesses)
+
+
+def reasons_of(one: ExploredStep, other: ExploredStep) -> Iterator[Reason]:
+    """Yield why the order of two steps matters."""
+    for operation in one.operations:
+        for another in other.operations:
+            if operation[1] == another[1] and another[0] in _DEPENDENT[operation[0]]:
+                kinds = {operation[0], another[0]}
+                kind = "look" if "look" in kinds else "change" if "change" in kinds else "waiters"
+                yield _reason(kind, *(s.where[o] for s, o in ((one, operation), (other, another))))
+    for a in one.accesses:
+        for b in other.accesses:
+            if a.conflicts(b):
+                yield _reason("race", a.where, b.where)
+
+
+def _reason(kind: ReasonKind, one: tuple[str, str], other: tuple[str, str]) -> Reason:
+    lines = tuple(sorted({line for _, line in (one, other) if line}))
+    return Reason(kind, one[0] or other[0], lines)
 
 
 @dataclass(eq=False)
@@ -78,20 +149,21 @@ class Past:
 
     Attributes:
       steps: in order.
-      before: for each step, positions of steps that come before it whatever waits prove: of the
-        same actor, of who began it, and of those that it met.
-      clocks: for each step, how many steps of each actor come before it in every order.
+      before: for each step, steps that come before it whatever waits prove: of the same actor, of
+        who began it, and of those that it met.
+      past: for each step, the set of those that come before it in every order, with itself.
       races: pairs of positions of steps that may come in the other order.
     """
 
     steps: list[ExploredStep] = field(default_factory=list[ExploredStep])
     before: list[set[int]] = field(default_factory=list[set[int]])
-    clocks: list[dict[Actor, int]] = field(default_factory=list[dict[Actor, int]])
+    past: list[int] = field(default_factory=list[int])
     races: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
     _last: dict[Actor, int] = field(default_factory=dict[Actor, int])
     _begun: dict[Actor, int] = field(default_factory=dict[Actor, int])
     _met: dict[int, set[int]] = field(default_factory=dict[int, set[int]])
-    _everyone: set[int] = field(default_factory=set[int])
+    _floor: int = 0
+    _floors: list[int] = field(default_factory=list[int])
 
     def begin(self, actor: Actor, position: int) -> None:
         """Note in which step an actor begins."""
@@ -99,7 +171,7 @@ class Past:
 
     def meet(self) -> None:
         """Let all that was done come before all that follows."""
-        self._everyone.update(self._last.values())
+        self._floor = len(self.steps)
 
     def add(self, step: ExploredStep, met: Iterable[int], *, everyone: bool) -> None:
         """Add the next step.
@@ -110,9 +182,10 @@ class Past:
           everyone: whether all that was done before comes before all that follows.
         """
         actor, position = step.actor, len(self.steps)
-        before = set(self._everyone)
-        before.update(self._last[a] for a in (actor,) if a in self._last)
-        if actor not in self._last and actor in self._begun:
+        before: set[int] = set()
+        if actor in self._last:
+            before.add(self._last[actor])
+        elif actor in self._begun:
             before.add(self._begun[actor])
         if actor[0] == "thread":
             before |= self._met.pop(actor[1], set())
@@ -123,6 +196,7 @@ class Past:
                 self._met.setdefault(number, set()).add(position)
         self.steps.append(step)
         self.before.append(before)
+        self._floors.append(self._floor)
         self._last[actor] = position
         if everyone:
             self.meet()
@@ -137,7 +211,7 @@ class Past:
         """
         needed: list[set[int]] | None = None
         while True:
-            now = self._needed(needed)
+            now = self._needed(first=needed is None)
             if now == needed:
                 return
             needed = now
@@ -145,22 +219,40 @@ class Past:
 
     def precedes(self, one: int, other: int) -> bool:
         """Return whether a step comes before another one in every order, or is that."""
-        actor = self.steps[one].actor
-        return self.clocks[other].get(actor, 0) >= self.clocks[one][actor]
+        return bool(self.past[other] >> one & 1)
 
-    def _needed(self, before: list[set[int]] | None) -> list[set[int]]:
+    def without(self, earlier: int, later: int) -> list[int]:
+        """Return the steps between two that go on without the first, with the second, in order."""
+        steps = range(earlier + 1, later)
+        return [*(at for at in steps if not self.precedes(earlier, at)), later]
+
+    def is_feasible(self, earlier: int, later: int) -> bool:
+        """Return whether the later step can come first: all waits before it have enough.
+
+        The semaphores are counted along the steps that come before both, or go on without the
+        earlier one.
+        """
+        counts: Counter[Hashable] = Counter()
+        for position in (*range(earlier), *self.without(earlier, later)):
+            for (kind, what), amount in self.steps[position].operations.items():
+                if kind in ("take", "peek") and counts[what] < amount:
+                    return False
+                counts[what] += {"add": amount, "subtract": amount, "take": -amount}.get(kind, 0)
+        return True
+
+    def _needed(self, *, first: bool) -> list[set[int]]:
         """Return the additions that the waits of each step need.
 
         Of what was taken before, only the actor's own part is known to be gone: what others took
         they may also take later.
         """
-        needed: list[set[int]] = []
-        taken: dict[tuple[Actor, Hashable], int] = {}
         adds: dict[Hashable, list[tuple[int, int]]] = {}
         for position, step in enumerate(self.steps):
             for (kind, what), amount in step.operations.items():
                 if kind == "add":
                     adds.setdefault(what, []).append((position, amount))
+        needed: list[set[int]] = []
+        taken: dict[tuple[Actor, Hashable], int] = {}
         for position, step in enumerate(self.steps):
             of_step: set[int] = set()
             for (kind, what), amount in step.operations.items():
@@ -169,7 +261,7 @@ class Past:
                 possible = [
                     (at, added)
                     for at, added in adds.get(what, ())
-                    if at < position or (before is not None and not self.precedes(position, at))
+                    if at < position or not (first or self.precedes(position, at))
                 ]
                 total = sum(added for at, added in possible if at != position)
                 slack = total - taken.get((step.actor, what), 0) - amount
@@ -180,31 +272,33 @@ class Past:
             needed.append(of_step)
         return needed
 
-    def _date(self, needed: Sequence[set[int]]) -> None:
-        """Date the steps, and find the races among them."""
-        self.clocks, self.races = [], []
-        counts: dict[Actor, int] = {}
-        of_thing: dict[Hashable, list[int]] = {}
+    def _date(self, needed: list[set[int]]) -> None:
+        """Find the past of each step, and the races among them."""
+        self.past, self.races = past, races = [], []
+        operations: dict[Operation, int] = {}
+        accesses: dict[Hashable, dict[MemoryAccess, int]] = {}
         for position, step in enumerate(self.steps):
-            clock: dict[Actor, int] = {}
+            before = (1 << self._floors[position]) - 1
             for earlier in self.before[position] | needed[position]:
-                _join(clock, self.clocks[earlier])
-            counts[step.actor] = clock[step.actor] = counts.get(step.actor, 0) + 1
-            things = step.things
-            possible = {earlier for thing in things for earlier in of_thing.get(thing, ())}
-            for earlier in sorted(possible, reverse=True):
-                other = self.steps[earlier]
-                if self.clocks[earlier][other.actor] <= clock.get(other.actor, 0):
-                    continue
-                if conflict(other, step):
-                    self.races.append((earlier, position))
-                    _join(clock, self.clocks[earlier])
-            self.clocks.append(clock)
-            for thing in things:
-                of_thing.setdefault(thing, []).append(position)
-
-
-def _join(clock: dict[Actor, int], other: dict[Actor, int]) -> None:
-    for actor, time in other.items():
-        if clock.get(actor, 0) < time:
-            clock[actor] = time
+                before |= past[earlier]
+            possible = 0
+            for kind, what in step.operations:
+                for other in _DEPENDENT[kind]:
+                    possible |= operations.get((other, what), 0)
+            for access in step.accesses:
+                for other, steps in accesses.get(access.memory, {}).items():
+                    if access.conflicts(other):
+                        possible |= steps
+            possible &= ~before
+            while possible:
+                earlier = possible.bit_length() - 1
+                races.append((earlier, position))
+                before |= past[earlier]
+                possible &= ~before
+            bit = 1 << position
+            past.append(before | bit)
+            for operation in step.operations:
+                operations[operation] = operations.get(operation, 0) | bit
+            for access in step.accesses:
+                of_memory = accesses.setdefault(access.memory, {})
+                of_memory[access] = of_memory.get(access, 0) | bit

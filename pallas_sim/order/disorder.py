@@ -42,7 +42,10 @@ def report_disorder(machine: Machine, recording: Recording) -> None:
         return
     with collecting_later():  # the proof makes as many objects as the run has events
         kept = {id(array): kept for array, kept in machine.dropped()}
-        findings = disorder(events, list(machine.owners), machine.seed, kept)
+        last = happens_before(events, _renumber(events, list(machine.owners)), kept)
+        findings = _findings(last, machine.seed)
+    if any(isinstance(shared, Semaphore) and len(by) > 1 for shared, by in last.users.items()):
+        machine.choices.matter = True
     for finding in findings:
         machine.report(finding)
 
@@ -61,15 +64,21 @@ def disorder(
       seed: of the run.
       kept: which elements of an output that its kernel only writes reach something, by allocation.
     """
-    # Clocks are quadratic in the number of threads, and one kernel has few of those of a run.
-    last = happens_before(events, _renumber(events, owners), kept)
+    return _findings(happens_before(events, _renumber(events, owners), kept), seed)
+
+
+def _findings(last: OrderPass, seed: int) -> list[Finding]:
+    """Return the violations of a run as findings."""
     find_overruns(last)
     report = _Report(last, seed)
     return [_finding(report, *violation) for violation in last.violations]
 
 
 def _renumber(events: Sequence[Event], owners: Sequence[Owner]) -> list[Owner]:
-    """Return number the threads of these events anew, and give them: a run may have many others."""
+    """Number the threads of these events anew, and return them: a run may have many others.
+
+    Clocks are quadratic in the number of threads, and one kernel has few of those of a run.
+    """
     numbers: dict[int, int] = {}
 
     def new(number: int) -> int:
