@@ -255,6 +255,7 @@ class _Order(TypedDict):
     lanes: list[str]
     spans: list[_OrderSpan]
     arrows: list[tuple[Count, Count]]
+    turns: list[tuple[Count, str]]
     left_out: Count
 
 

@@ -111,11 +111,18 @@ class Schedule:
       seed: determines the order of all concurrent steps.
       cores: number of cores of a device that share the programs of parallel dimensions.
       witness: the text of a ``pallas_sim.Witness``, whose order counts in place of the seed; or "".
+      story: that order in lines, for messages.
     """
 
     seed: int = 0
     cores: int = 1
     witness: str = ""
+    story: tuple[str, ...] = field(default=(), compare=False)
+
+    @classmethod
+    def of(cls, exploration: Any) -> Schedule:
+        """Return the order of the witness of a ``pallas_sim.Exploration``."""
+        return cls(witness=str(exploration.witness), story=exploration.story)
 
     def __str__(self) -> str:
         """For messages: the difference from the default schedule."""
@@ -269,6 +276,7 @@ class Outcome:
         of its threads and copies.
       by_seed: whether a simulated run had an order besides, which only a seed changes: of the
         programs of a grid, the rounds of a parallel loop, or the rows of a copy.
+      exploration: the ``pallas_sim.Exploration`` that showed or withdrew its races, or None.
     """
 
     values: Any = None
@@ -286,6 +294,7 @@ class Outcome:
     steps: int = 0
     every_order: bool = False
     by_seed: bool = False
+    exploration: Any = None
 
     @property
     def nbytes(self) -> int:

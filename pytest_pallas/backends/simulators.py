@@ -208,8 +208,8 @@ class Simulator:
             facts = facts_of(error)
             facts.unconfirmed = not exploration.confirmed
             if exploration.witness is not None:
-                facts.schedule = Schedule(witness=str(exploration.witness))
-        return dataclasses.replace(outcome, error=error)
+                facts.schedule = Schedule.of(exploration)
+        return dataclasses.replace(outcome, error=error, exploration=exploration)
 
     def _run_otherwise(self, call: Call) -> Outcome:
         assert self.otherwise is not None
@@ -363,7 +363,9 @@ def _without_races(outcome: Outcome, exploration: Exploration) -> Outcome:
         "order, and the accesses are ordered in all of them",
         "run",
     )
-    return dataclasses.replace(outcome, findings=kept, notes=(*outcome.notes, note))
+    return dataclasses.replace(
+        outcome, findings=kept, notes=(*outcome.notes, note), exploration=exploration
+    )
 
 
 def _is_harmless(finding: Finding, backend: Simulator) -> bool:

@@ -217,8 +217,29 @@ def run(
     made = replace(made, fill=fill, needs_kernel=needs_kernel, **rest)
     outcome = context.backend.run(made)
     count_run(context, outcome)
+    if outcome.exploration is not None:
+        context.orders.append(orders_of_call(outcome.exploration, made.settings.schedules))
     raise_error(context, outcome, made.schedule)
     return outcome if shards else gathered(outcome, context.settings.timeout)
+
+
+def orders_of_call(exploration: Any, most: int) -> Orders:
+    """Return the orders of a call, which was explored with at most so many runs."""
+    verdict = exploration.verdict
+    is_open = verdict == "open"
+    return Orders(
+        proved=int(verdict == "proved"),
+        wrong=int(verdict == "wrong"),
+        open=int(is_open),
+        unconfirmed=int(verdict == "wrong" and not exploration.confirmed),
+        runs=exploration.runs,
+        classes=exploration.classes,
+        tried=exploration.classes if is_open else 0,
+        left=exploration.left,
+        most=most if is_open else 0,
+        reasons=tuple(map(str, exploration.reasons)),
+        stopped=(exploration.stopped,) if is_open and not exploration.left else (),
+    )
 
 
 def count_run(context: CheckContext, outcome: Outcome) -> None:

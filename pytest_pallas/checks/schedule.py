@@ -24,6 +24,7 @@ from pytest_pallas.checks.context import (
     CheckResult,
     call,
     count_run,
+    orders_of_call,
     raise_error,
     under,
     worst_failed,
@@ -148,7 +149,7 @@ def _reordered(
             facts_of(error).unconfirmed = True
             yield Schedule(), Outcome(error=error, findings=exploration.findings)
             return
-        others = [Schedule(witness=str(exploration.witness))]
+        others = [Schedule.of(exploration)]
     elif context.orders and context.orders[-1].proved and not first.by_seed:
         others = [schedule for schedule in others if schedule.cores > 1]
     for schedule in others:
@@ -165,34 +166,15 @@ def _explored(context: CheckContext, first: Outcome) -> Any:
       the ``pallas_sim.Exploration``; None without one.
     """
     wrong = first.error is not None or any(f.kind in OF_TRANSFERS for f in first.findings)
-    exploration: Any = None
-    if isinstance(first.error, RaceError) or not (wrong or first.every_order):
+    exploration: Any = first.exploration
+    if exploration is None and not (wrong or first.every_order):
         explore: Callable[[Call], Any] = getattr(context.backend, "explore", lambda _: None)
         exploration = explore(_call(context))
     if exploration is not None:
-        context.orders.append(_orders_of(exploration, context.settings.schedules))
+        context.orders.append(orders_of_call(exploration, context.settings.schedules))
     elif wrong or first.every_order:
         context.orders.append(Orders(proved=int(not wrong), wrong=int(wrong), runs=1, classes=1))
     return exploration
-
-
-def _orders_of(exploration: Any, most: int) -> Orders:
-    """Return the orders of a call that was explored with at most so many runs."""
-    verdict = exploration.verdict
-    is_open = verdict == "open"
-    return Orders(
-        proved=int(verdict == "proved"),
-        wrong=int(verdict == "wrong"),
-        open=int(is_open),
-        unconfirmed=int(verdict == "wrong" and not exploration.confirmed),
-        runs=exploration.runs,
-        classes=exploration.classes,
-        tried=exploration.classes if is_open else 0,
-        left=exploration.left,
-        most=most if is_open else 0,
-        reasons=tuple(map(str, exploration.reasons)),
-        stopped=(exploration.stopped,) if is_open and not exploration.left else (),
-    )
 
 
 def raise_first(context: CheckContext, kind: type[PallasError]) -> CheckResult:

@@ -389,7 +389,8 @@ def _mismatch(failure: Failure, failed: Comparison, context: CheckContext) -> Mi
 def witness_facts(schedule: Schedule | None) -> Iterator[Fact]:
     """Yield what runs an order again, if it is one of threads and copies."""
     if schedule is not None and schedule.witness:
-        yield Fact("witness", f"--pallas-witness={schedule.witness} runs this order again")
+        how = f"--pallas-witness={schedule.witness} runs an order in which it shows"
+        yield Fact("witness", "\n".join([how, *schedule.story]))
 
 
 def order_facts(error: PallasError) -> Iterator[Fact]:

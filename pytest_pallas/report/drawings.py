@@ -717,7 +717,7 @@ def order(run: Mapping[str, Any]) -> Svg:
         parts += [text(0, y + 4, cut(name, 22)), line(_NAMES, y, right, y, "rule")]
     for span in spans:
         kind = "access-write" if span["stuck"] else f"order-{span['kind']}"
-        tooltip = f"{span['name']} at {short(span['line'])}" + ", did not end" * span["stuck"]
+        tooltip = f"{span['name']} at {span['line']}" + ", did not end" * span["stuck"]
         x, width = _NAMES + wide * span["begin"], wide * (span["end"] - span["begin"] + 0.7)
         parts.append(rect(x, middle(span) - 8, width, 16, kind, tooltip))
     for first, second in run["arrows"]:
@@ -725,6 +725,10 @@ def order(run: Mapping[str, Any]) -> Svg:
         begin = _NAMES + wide * (source["end"] + 0.35)
         end = _NAMES + wide * (target["end"] + 0.35)
         parts.append(line(begin, middle(source), end, middle(target), "axis"))
+    for moment, what in run["turns"]:
+        x = _NAMES + wide * min(moment, most)
+        tooltip = element("title", what)
+        parts.append(element("path", tooltip, d=f"M{x:.1f} 20V{bottom:.1f}", class_="bad-line"))
     key = (("order-wait", "wait"), ("order-signal", "signal"), ("order-copy", "copy"),
            ("access-write", "never ends"))  # fmt: skip
     parts += _key(_NAMES, bottom + 8, 7.0, *key)

@@ -597,13 +597,15 @@ def _order_figure(record: Record) -> Figure:
         (run["lanes"][span["lane"]], span["name"] + ", never ends" * span["stuck"], span["line"])
         for span in run["spans"]
     ]
+    turns = "; ".join(what for _, what in run["turns"])
     left_out = f" The first {run['left_out']:,} are left out." if run["left_out"] else ""
     return Figure(
         "order",
         order(run),
         "The order in which the failure shows: waits, signals and copies, and what each gives to "
-        f"which.{left_out} --pallas-witness={record.witness} runs it again; with --pallas-trace "
-        "it is a file for trace viewers.",
+        f"which.{left_out} Red lines are where it leaves the plain order: {turns}. "
+        f"--pallas-witness={record.witness} runs it again, and --pallas-trace writes it to a file "
+        "for trace viewers.",
         [("who", "does", "at"), *rows],
     )
 

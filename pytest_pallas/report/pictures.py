@@ -8,6 +8,7 @@ errors of an output.
 
 from __future__ import annotations
 
+import bisect
 import itertools
 import linecache
 import math
@@ -19,7 +20,7 @@ import numpy as np
 
 from pallas_sim.dtypes import Array, is_complex, is_exact, wide
 from pallas_sim.errors import PallasError
-from pallas_sim.findings import Finding, read
+from pallas_sim.findings import Finding, read, short
 from pytest_pallas.backends.simulators import Simulator
 from pytest_pallas.checks.context import CheckResult, ComparedOutputs
 from pytest_pallas.checks.verdict import contents_of, raised_frames, writer_of
@@ -89,15 +90,16 @@ def plain(number: float) -> float | str:
 # The order of threads and copies in which a failure shows.
 
 #: Limit on what cores and copies do in a picture; the last things are kept.
-_SPANS = 160
+_SPANS = 120
 
 
 def order_of(error: PallasError) -> dict[str, Any]:
     """Picture the run in which a failure shows: its waits, signals and copies.
 
     The picture has the names of its ``lanes``; the ``spans`` on them, with ``lane``, ``kind``,
-    ``name``, ``line``, ``begin``, ``end`` and ``stuck``, whether it did not end; and the ``arrows``
-    from one span to another, by number. Time counts the moments at which something happens.
+    ``name``, ``line``, ``begin``, ``end`` and ``stuck``, whether it did not end; the ``arrows``
+    from one span to another, by number; and the ``turns`` where the order leaves the plain one,
+    each with its moment and what happened. Time counts the moments at which something happens.
     """
     ran = failing_run(error)
     if ran is None or not isinstance(ran.backend, Simulator):
@@ -113,13 +115,13 @@ def order_of(error: PallasError) -> dict[str, Any]:
     numbers = {id(span): number for number, span in enumerate(shown)}
     ends = [(numbers.get(id(a.source)), numbers.get(id(a.target))) for a in timeline.arrows]
     return {
-        "lanes": [name for _, name, _ in names],
+        "lanes": [name for *_, name in names],
         "spans": [
             {
                 "lane": names.index(lanes[id(span)]),
                 "kind": getattr(span, "kind", "copy"),
                 "name": span.name,
-                "line": str(span.facts.get("line", "")),
+                "line": short(str(span.facts.get("line", ""))),
                 "begin": times.index(span.begin),
                 "end": times.index(span.end),
                 "stuck": getattr(span, "unfinished", False),
@@ -127,23 +129,30 @@ def order_of(error: PallasError) -> dict[str, Any]:
             for span in shown
         ],
         "arrows": [list(pair) for pair in ends if None not in pair],
+        "turns": [
+            [bisect.bisect_left(times, time), what]
+            for time, _, what in timeline.turns
+            if times and time >= times[0]
+        ],
         "left_out": len(every) - len(shown),
     }
 
 
-def _lanes(spans: Iterable[Any]) -> dict[int, tuple[int, str, int]]:
-    """Return the lane of each span, by its id: device, name, and number of those at a time.
+def _lanes(spans: Iterable[Any]) -> dict[int, tuple[int, int, str]]:
+    """Return the lane of each span, by its id: device, number and name.
 
-    Copies of a device that are under way at the same time have several lanes.
+    The lanes of cores have number 0. Copies of a device that are under way at the same time have
+    several.
     """
-    lanes: dict[int, tuple[int, str, int]] = {}
-    free: dict[tuple[int, str, int], int] = {}
+    lanes: dict[int, tuple[int, int, str]] = {}
+    free: dict[tuple[int, int, str], int] = {}
     for span in spans:
-        copy = not hasattr(span, "kind")
-        name = f"copies of device {span.owner.device}" if copy else str(span.owner)
+        device, copy = span.owner.device, not hasattr(span, "kind")
+        name = f"copies of device {device}" if copy else str(span.owner)
+        numbers = itertools.count(1) if copy else (0,)
         lane = next(
             key
-            for key in ((span.owner.device, name, number) for number in itertools.count())
+            for key in ((device, number, name) for number in numbers)
             if not copy or free.get(key, -1) < span.begin
         )
         free[lane] = span.end
