@@ -495,6 +495,8 @@ class ReplayedOrder(Explorer):
         Raises:
           OptionError: there are not so many who can go on.
         """
+        if len(enabled) == 1:
+            return enabled[0]
         at = len(self.chosen)
         choice = self.schedule.choices[at] if at < len(self.schedule.choices) else 0
         if choice >= len(enabled):
