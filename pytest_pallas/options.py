@@ -407,9 +407,9 @@ class Options:
         "what they overwrite: those that the kernel starts itself (kernel, the default), also "
         "those of JAX's pipelines (all), or none", marked=True)
     schedules: int = _option(20, schedules, "N",
-        "most runs of a call of a kernel for TPUs in other orders of its threads and copies, where "
-        "the proof of one run does not decide all of them (default: 20, with "
-        "--pallas-profile=quick 10, thorough 200; 1: no other order)", marked=True)
+        "most runs of a call in other orders of its threads and copies on a simulator, where the "
+        "proof of one run does not decide all of them (default: 20, with --pallas-profile=quick "
+        "10, thorough 200; 1: no other order)", marked=True)
     witness: str = _option("", witness, "TEXT",
         "run calls in the order that a failure names, in forward, races, dma, deadlock and "
         "schedule; with the rest of the command that the failure prints", marked=True)

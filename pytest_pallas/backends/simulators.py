@@ -65,11 +65,6 @@ class Simulator:
         """The chip that is simulated."""
         return chip_of(self)
 
-    @property
-    def explores(self) -> bool:
-        """Whether the orders of threads and copies on the chip are explored."""
-        return self.platform == "tpu"
-
     def available(self) -> str | None:
         """Always None: the simulator needs nothing but numpy."""
         return None
@@ -137,13 +132,12 @@ class Simulator:
     def explore(self, call: Call) -> Exploration | None:
         """Run a call in the orders of its threads and copies, within the budget of its settings.
 
-        None if the budget is one run, the call is not jitted, or the orders of the chip are not
-        explored. An equal call is explored once.
+        None if the budget is one run, or the call is not jitted. An equal call is explored once.
         """
         from pallas_sim import Exploration, explore_runs
 
         most = call.settings.schedules
-        if most < 2 or not call.settings.jit or not self.explores:
+        if most < 2 or not call.settings.jit:
             return None
         call = dataclasses.replace(call.with_settings(observer=None), schedule=Schedule())
         key = (_key(call), most)
@@ -328,7 +322,7 @@ def _evaluated(
         idle=tuple((name, line, grid) for (name, line), grid in machine.idle.items()),
         coverage=machine.coverage.reached(),
         steps=machine.steps,
-        every_order=backend.explores and machine.monitored and not order_matters(machine),
+        every_order=machine.monitored and not order_matters(machine),
         by_seed=machine.choices.by_seed,
     )
 

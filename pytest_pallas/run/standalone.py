@@ -85,7 +85,7 @@ def check(
         they overwrite: ``"kernel"``, those that the kernel starts itself (the default), ``"all"``,
         also those of JAX's pipelines, or ``"none"``.
       schedules: the most runs of the kernel in other orders of its threads and copies, on a
-        simulated TPU; by default 20. 1: none.
+        simulator; by default 20. 1: none.
       witness: the order in which ``forward``, ``races``, ``dma``, ``deadlock`` and ``schedule`` run
         the kernel, as a failure names it.
       reference: the same function in jnp, called ``reference(*args, **options)``. A function needs
