@@ -160,6 +160,7 @@ class CheckResult:
       goldens: counts of recorded, compared and other goldens.
       used_goldens: names of the goldens that the outputs were compared with.
       schedule: under which outputs were wrong, unless the default.
+      side: the call and the run of another implementation whose output is the worst, for messages.
     """
 
     comparisons: Sequence[Comparison]
@@ -173,6 +174,7 @@ class CheckResult:
     goldens: Mapping[str, int] = field(default_factory=dict[str, int])
     used_goldens: tuple[str, ...] = ()
     schedule: Schedule | None = None
+    side: tuple[CheckContext, Outcome] | None = None
 
     @property
     def failed(self) -> Comparison | None:
