@@ -117,7 +117,7 @@ class Choices:
     def follow_waker(self) -> None:
         """Note that the current step comes after the one that let its blocked thread go on."""
 
-    def name(self, thing: Any, place: Hashable) -> None:
+    def name(self, thing: Any, where: Hashable) -> None:
         """Name an array or a barrier that is made, by where it is: the same in each run."""
 
     def enter_round(self, thread: Any, mark: Any, *, same: bool) -> Any:

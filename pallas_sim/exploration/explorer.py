@@ -302,10 +302,10 @@ class Explorer(Choices):
         actor = self.steps[-1].actor
         self.past.follow(actor, self._since[actor] - 1)
 
-    def name(self, thing: Any, place: Hashable) -> None:
+    def name(self, thing: Any, where: Hashable) -> None:
         """As any ``Choices``."""
         whole = root(thing) if isinstance(thing, np.ndarray) else thing
-        self._names[id(whole)] = (whole, place)
+        self._names[id(whole)] = (whole, where)
 
     def _operate_engine(self, actor: Actor, engines: Engines, operation: Any) -> None:
         """Let the next step of an operation of a GPU's engine happen."""
@@ -426,7 +426,9 @@ class Explorer(Choices):
             adders.add((step.actor, len(self.steps)))
         if id(whole) not in self._names:
             self._learn_all()
-        name = self._names.setdefault(id(whole), (whole, ("memory", len(self._names))))[1]
+        # What no device has is a thread's own: it is named by who accessed it first, and when.
+        first_access = ("memory", step.actor, self._counts[step.actor], len(step.accesses))
+        name = self._names.setdefault(id(whole), (whole, first_access))[1]
         start, (first, end) = bounds_of(whole)[0], bounds_of(region)
         part = part_of(region, start)
         access = MemoryAccess(name, first - start, end - start, writes, atomic, where, part)
@@ -514,8 +516,8 @@ def story_of(explorer: Explorer) -> tuple[str, ...]:
             if access.atomic
         ]
         if done:
-            told = ", ".join(f"{verb} {name} ({_brief(line)})" for verb, (name, line) in done)
-            lines.append(f"  {explorer.name_of(step.actor)}: {told}")
+            acts = ", ".join(f"{verb} {name} ({_brief(line)})" for verb, (name, line) in done)
+            lines.append(f"  {explorer.name_of(step.actor)}: {acts}")
     if len(lines) > _LINES:
         half = _LINES // 2
         lines[half:-half] = [f"  ... {len(lines) - 2 * half} more"]
