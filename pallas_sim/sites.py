@@ -72,16 +72,18 @@ class SyncSite:
 
 
 def site_of(equation: Equation) -> SyncSite | None:
-    """Return the site of an equation; None if it is none, or JAX made it for a loop of its own."""
+    """Return the site of an equation; None if it is none, or JAX made it on its own."""
     what = SYNCHRONIZING.get(equation.name)
     if what is None or equation.origin is None or equation.of_jax:
         return None
+    places = places_in_kernel(equation.origin)
+    if not places:  # of JAX's own, as in ``sync_copy``
+        return None
     if equation.name == "dma_wait" and waits_for_source(equation.origin):
         what = "send wait"
-    *outer, inner = places_in_kernel(equation.origin) or (None,)
-    callers = tuple(str(spot.at) for spot in reversed(outer) if spot is not None)
-    column = 0 if inner is None else inner.column
-    return SyncSite(line=equation.line, column=column, what=what, callers=callers)
+    *outer, inner = places
+    callers = tuple(str(spot.at) for spot in reversed(outer))
+    return SyncSite(line=equation.line, column=inner.column, what=what, callers=callers)
 
 
 @dataclass(eq=False)
