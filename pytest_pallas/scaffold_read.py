@@ -193,7 +193,7 @@ def site_paths() -> list[str]:
 def _divided(target: str) -> tuple[str, str]:
     """Divide a target into module and function."""
     name, colon, attribute = target.partition(":")
-    if not colon:
+    if not colon and not name.endswith(".py"):
         name, _, attribute = target.rpartition(".")
     name = _module_name(name)
     parts = (*name.split("."), *attribute.split("."))
@@ -205,11 +205,23 @@ def _divided(target: str) -> tuple[str, str]:
     return name, attribute
 
 
+def _in_search_path(path: Path) -> Path:
+    """Return a path relative to a folder of ``sys.path``, which is extended for one elsewhere."""
+    if not path.is_absolute() and ".." not in path.parts:
+        return path
+    path = path.resolve()
+    if not path.is_file():
+        raise OptionError(f"there is no file {path}")
+    root = next(folder for folder in path.parents if not (folder / "__init__.py").exists())
+    sys.path.insert(0, str(root))
+    return path.relative_to(root)
+
+
 def _module_name(name: str) -> str:
     """Return the name of a module that may be given by its path, as pytest takes it."""
     if not name.endswith(".py"):
         return name
-    return ".".join(Path(os.path.relpath(name)).with_suffix("").parts).removeprefix("src.")
+    return ".".join(_in_search_path(Path(name)).with_suffix("").parts).removeprefix("src.")
 
 
 def import_module(name: str, target: str) -> types.ModuleType:

@@ -7,16 +7,27 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from pallas_sim.choices import Choices
+from pallas_sim.choices import Choices, atomic_kind
 from pallas_sim.copies import advance
 from pallas_sim.errors import OptionError
-from pallas_sim.exploration.past import Actor, ExploredStep, MemoryAccess, Past, conflict
+from pallas_sim.exploration.past import (
+    Actor,
+    ExploredStep,
+    MemoryAccess,
+    Past,
+    conflict,
+    may_change,
+    part_of,
+)
 from pallas_sim.exploration.witness import Witness, digest_of
 from pallas_sim.findings import Owner, Wait
-from pallas_sim.machine import Machine
+from pallas_sim.machine import Engines, Machine
 from pallas_sim.memory import Ref, Region
 from pallas_sim.order.accesses import bounds_of, root
 from pallas_sim.recording import Copy, Semaphore, Signalled, Synchronized, Touched, Waited
+
+#: The semaphores that a thread looked at in its last steps, by name, and the counts that it saw.
+type _Seen = dict[Hashable, tuple[Semaphore, int]]
 
 
 class Redundant(BaseException):
@@ -42,6 +53,7 @@ class Explorer(Choices):
       chosen: by number, who took the next step wherever several could.
       memory: whether accesses to memory are kept. The proof of order says which of them are in no
         order; only for a run that shows it are they tried both ways.
+      sums: who added to floating-point memory, by its identity, name and line.
       turns: when somebody was passed over, and went on after that.
       jaxpr: what runs.
     """
@@ -50,17 +62,19 @@ class Explorer(Choices):
     steps: list[ExploredStep] = field(default_factory=list[ExploredStep])
     past: Past = field(default_factory=Past)
     chosen: list[int] = field(default_factory=list[int])
-    memory: bool = False
+    memory: bool = field(default=False)
+    sums: dict[tuple[int, str, str], set[Any]] = field(
+        default_factory=dict[tuple[int, str, str], set[Any]]
+    )
     turns: list[Turn] = field(default_factory=list["Turn"])
     jaxpr: Any = None
     _events: Any = None
     _seen: int = 0
     _names: dict[int, tuple[Any, Hashable]] = field(default_factory=dict[int, tuple[Any, Hashable]])
-    _copies: dict[int, tuple[Copy, Actor]] = field(default_factory=dict[int, tuple[Copy, Actor]])
+    _copies: dict[int, tuple[Any, Actor]] = field(default_factory=dict[int, tuple[Any, Actor]])
+    _since: dict[Actor, int] = field(default_factory=dict[Actor, int])
     _counts: Counter[Any] = field(default_factory=Counter[Any])
-    _looks: dict[Actor, tuple[int, Hashable, int]] = field(
-        default_factory=dict[Actor, tuple[int, Hashable, int]]
-    )
+    _looks: dict[Actor, tuple[int, _Seen]] = field(default_factory=dict[Actor, "tuple[int, _Seen]"])
     _pollers: list[Any] = field(default_factory=list[Any])
     _woken: int = 0
     _late: dict[Actor, int] = field(default_factory=dict[Actor, int])
@@ -82,11 +96,18 @@ class Explorer(Choices):
             self._end_step()
             tasks = {("thread", task.thread.number, 0): task for task in ready}
             copies = {self._actor_of(copy): copy for copy in self.machine.copies if copy.movable}
-            enabled = (*tasks, *copies)
+            operations = {
+                self._actor_of(operation): (engines, operation)
+                for engines in self.machine.engines
+                for operation in engines.movable()
+            }
+            enabled = (*tasks, *copies, *operations)
             if not enabled:
                 return None
             if self._late:
                 enabled = tuple(sorted(enabled, key=lambda actor: self._late.get(actor, 0)))
+            position = len(self.steps)
+            self._since = {actor: self._since.get(actor, position) for actor in enabled}
             actor = self._choose(enabled)
             if len(enabled) > 1:
                 number = enabled.index(actor)
@@ -100,7 +121,10 @@ class Explorer(Choices):
             if actor in tasks:
                 ready.remove(tasks[actor])
                 return tasks[actor]
-            self._move(copies[actor])
+            if actor in copies:
+                self._move(copies[actor])
+            else:
+                self._operate_engine(actor, *operations[actor])
 
     def _be_late(self, actor: Actor) -> None:
         """Let all others that can go on do so first, those too that will only begin."""
@@ -143,10 +167,14 @@ class Explorer(Choices):
         """The order of the run so far."""
         last = max((at for at, choice in enumerate(self.chosen, 1) if choice), default=0)
         choices = tuple(self.chosen[:last])
-        return Witness(digest_of(self.jaxpr), self.machine.target, choices)
+        memory = self.memory and self.machine.platform == "gpu"
+        return Witness(digest_of(self.jaxpr), self.machine.target, choices, memory=memory)
 
     def look(self, thread: Any, kind: str, target: Any, line: str = "") -> None:
-        """Add a look to the current step; a thread that sees the same again waits for a change."""
+        """Add a look to the current step.
+
+        A thread that has only looked since it saw the same waits for a change.
+        """
         if not self.steps:
             return
         step = self.steps[-1]
@@ -159,32 +187,86 @@ class Explorer(Choices):
             step.where[kind, target] = where
             return
         name = self._name(target)
-        scheduler = thread.machine.scheduler
-        before = self._looks.get(step.actor)
-        if (
-            before == (self._counts[step.actor] - 1, name, target.count)
-            and scheduler.current is not None
-        ):
-            target.waiting.append(scheduler.current)
-            self._pollers.append((scheduler.current, target))
-            if self._wake_pollers not in scheduler.idle:
-                scheduler.idle.append(self._wake_pollers)
-            scheduler.block(lambda: _polls(thread, target, line))
-            step = self.steps[-1]
-        self._looks[step.actor] = (self._counts[step.actor], name, target.count)
+        last, seen = self._looks.get(step.actor, (0, {}))
+        if last != self._counts[step.actor] - 1:
+            seen = {}
+        task = thread.machine.scheduler.current
+        same = all(one.count == count for one, count in seen.values())
+        if name in seen and same and task is not None:
+            self._wait_for_change(thread, task, [one for one, _ in seen.values()], line)
+            step, seen = self.steps[-1], {}
+        seen[name] = (target, target.count)
+        self._looks[step.actor] = (self._counts[step.actor], seen)
         step.operations["look", name] = 1
         step.where["look", name] = where
         self._be_late(step.actor)  # a loop that looks must let all others go on
 
+    def _wait_for_change(
+        self, thread: Any, task: Any, semaphores: Sequence[Semaphore], line: str
+    ) -> None:
+        """Let others go on until a count changes, or nothing else can happen."""
+        scheduler = thread.machine.scheduler
+        for semaphore in semaphores:
+            semaphore.waiting.append(task)
+        self._pollers.append((task, semaphores))
+        if self._wake_pollers not in scheduler.idle:
+            scheduler.idle.append(self._wake_pollers)
+        scheduler.block(lambda: _polls(thread, semaphores[-1], line))
+        self.follow_waker()
+        for semaphore in semaphores:
+            if task in semaphore.waiting:
+                semaphore.waiting.remove(task)
+
+    def operate(
+        self, kind: str, name: Hashable, value: int, where: tuple[str, str] = ("", "")
+    ) -> None:
+        """As any ``Choices``."""
+        if self.steps:
+            step = self.steps[-1]
+            step.operations[kind, name], step.where[kind, name] = value, where
+
+    def operation_done(self, operation: Any, steps: int) -> None:
+        """As any ``Choices``."""
+        self.operate("peek", ("steps of", self._actor_of(operation)), steps)
+
+    def access(
+        self, region: Region, atomic: str, where: tuple[str, str], *, writes: bool | None = None
+    ) -> None:
+        """As any ``Choices``."""
+        if self.steps:
+            writes = atomic != "look" if writes is None else writes
+            self._touch(self.steps[-1], region, where, writes=writes, atomic=atomic)
+
+    def spin(self) -> None:
+        """As any ``Choices``."""
+        accesses = self.steps[-1].accesses
+        accesses[:] = [a._replace(spins=a.spins or a.atomic == "look") for a in accesses]
+
+    def follow_waker(self) -> None:
+        """As any ``Choices``."""
+        actor = self.steps[-1].actor
+        self.past.follow(actor[1], self._since[actor] - 1)
+
+    def name(self, memory: Any, place: Hashable) -> None:
+        """As any ``Choices``."""
+        whole = root(memory)
+        self._names[id(whole)] = (whole, place)
+
+    def _operate_engine(self, actor: Actor, engines: Engines, operation: Any) -> None:
+        """Let the next step of an operation of a GPU's engine happen."""
+        self.operate("add", ("steps of", actor), 1)
+        for side in engines.move(operation):
+            where = (side.name, operation.record.line)
+            self._touch(self.steps[-1], side.region, where, writes=side.writes, atomic=side.atomic)
+
     def _wake_pollers(self) -> bool:
         """Let those look again who wait for a change, if nothing else can happen."""
         self._woken += 1
-        pollers = [(task, target) for task, target in self._pollers if task in target.waiting]
+        pollers = [task for task, semaphores in self._pollers if task in semaphores[0].waiting]
         self._pollers.clear()
         if not pollers or self._woken > _POLLS:
             return False
-        for task, target in pollers:
-            target.waiting.remove(task)
+        for task in pollers:
             self.machine.scheduler.wake(task)
         return True
 
@@ -196,12 +278,13 @@ class Explorer(Choices):
         for region, writes in copy.sides:
             if writes != reads:
                 where = (copy.names[writes], copy.line)
-                self._touch(step, region, where, writes=writes, adds=writes and copy.adds)
+                atomic = _adding(region) if writes and copy.adds else ""
+                self._touch(step, region, where, writes=writes, atomic=atomic)
         advance(self.machine, copy)
         if semaphore is not None:
             _operate(step, "add", self._name(semaphore), copy.size, (semaphore.name, copy.line))
 
-    def _actor_of(self, copy: Copy) -> Actor:
+    def _actor_of(self, copy: Any) -> Actor:
         known = self._copies.get(id(copy))
         if known is not None:
             return known[1]
@@ -253,7 +336,9 @@ class Explorer(Choices):
                 self._pending.pop(step.actor, None)
             elif isinstance(event, Touched):
                 where = (event.name, event.line)
-                self._touch(step, event.region, where, writes=event.writes, adds=event.adds)
+                atomic = _adding(event.region) if event.adds else ""
+                if self.memory:
+                    self._touch(step, event.region, where, writes=event.writes, atomic=atomic)
             elif isinstance(event, Synchronized) and not barrier:
                 met += event.threads
         if step.operations:
@@ -267,20 +352,27 @@ class Explorer(Choices):
         where: tuple[str, str],
         *,
         writes: bool,
-        adds: bool,
+        atomic: str,
     ) -> None:
-        if not self.memory:
+        if not (self.memory or atomic):
             return
         whole = root(region)
+        if atomic == "sum":
+            adders = self.sums.setdefault((id(whole), *where), set())
+            adders.add((step.actor, len(self.steps)))
         if id(whole) not in self._names:
             self._learn_all()
         name = self._names.setdefault(id(whole), (whole, ("memory", len(self._names))))[1]
         start, (first, end) = bounds_of(whole)[0], bounds_of(region)
-        adds = adds and whole.dtype.kind in "iub"
-        step.accesses.append(MemoryAccess(name, first - start, end - start, writes, adds, where))
+        part = part_of(region, start)
+        access = MemoryAccess(name, first - start, end - start, writes, atomic, where, part)
+        step.accesses.append(access)
 
     def _name(self, semaphore: Semaphore) -> Hashable:
         """Name a semaphore by where it is, which all runs do alike."""
+        place = getattr(semaphore, "place", None)  # of a barrier of a GPU
+        if place is not None:
+            return place
         known = self._names.get(id(semaphore))
         if known is None:
             self._learn_all()
@@ -298,7 +390,7 @@ class Explorer(Choices):
         if ref.data.dtype == object:
             for number, one in enumerate(ref.data.flat):
                 self._names.setdefault(id(one), (one, (where, number)))
-        elif self.memory:
+        else:
             self._names.setdefault(id(root(ref.data)), (root(ref.data), where))
 
 
@@ -328,7 +420,12 @@ _VERBS = {
     "peek": "sees {} on",
     "look": "looks at",
     "change": "reads and changes",
+    "arrive": "arrives at",
+    "pass": "passes",
 }
+
+#: Of operations that no line of the kernel names.
+_NOWHERE = ("", "")
 
 
 def story_of(explorer: Explorer) -> tuple[str, ...]:
@@ -346,12 +443,18 @@ def story_of(explorer: Explorer) -> tuple[str, ...]:
             name = explorer.name_of(turn.actor)
             lines.append(f"> {name} {'is late' if turn.late else 'goes on, after all others'}")
         done = [
-            f"{_VERBS[kind].format(amount)} {step.where[kind, what][0]} "
-            f"({_brief(step.where[kind, what][1])})"
+            (_VERBS[kind].format(amount), step.where[kind, what])
             for (kind, what), amount in step.operations.items()
+            if kind in _VERBS and step.where[kind, what] != _NOWHERE
+        ]
+        done += [
+            (_VERBS[access.atomic if access.atomic == "look" else "change"], access.where)
+            for access in step.accesses
+            if access.atomic
         ]
         if done:
-            lines.append(f"  {explorer.name_of(step.actor)}: {', '.join(done)}")
+            told = ", ".join(f"{verb} {name} ({_brief(line)})" for verb, (name, line) in done)
+            lines.append(f"  {explorer.name_of(step.actor)}: {told}")
     if len(lines) > _LINES:
         half = _LINES // 2
         lines[half:-half] = [f"  ... {len(lines) - 2 * half} more"]
@@ -373,6 +476,10 @@ class ReplayedOrder(Explorer):
 
     schedule: Witness = field(kw_only=True)
 
+    def __post_init__(self) -> None:
+        """Let threads stop where they did."""
+        self.memory = self.schedule.memory
+
     def begin(self, jaxpr: Any) -> None:
         """Keep what runs.
 
@@ -388,6 +495,8 @@ class ReplayedOrder(Explorer):
         Raises:
           OptionError: there are not so many who can go on.
         """
+        if len(enabled) == 1:
+            return enabled[0]
         at = len(self.chosen)
         choice = self.schedule.choices[at] if at < len(self.schedule.choices) else 0
         if choice >= len(enabled):
@@ -507,7 +616,10 @@ class ReducedOrder(Explorer):
         return {
             actor: step
             for actor, step in before.items()
-            if step is not None and actor != last.actor and not conflict(step, last)
+            if step is not None
+            and actor != last.actor
+            and not conflict(step, last)
+            and not may_change(step, last)
         }
 
     def _end_step(self) -> None:
@@ -515,6 +627,10 @@ class ReducedOrder(Explorer):
         if self.steps:
             step = self.steps[-1]
             self.nodes[len(self.steps) - 1].tried[step.actor] = step
+
+
+def _adding(region: Region) -> str:
+    return atomic_kind("add", root(region).dtype, used=False)
 
 
 def _operate(

@@ -7,9 +7,15 @@ of threads and copies.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable, Iterable, Iterator, Mapping
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Literal, NamedTuple
+
+import numpy as np
+
+from pallas_sim.memory import Elements, Region
+from pallas_sim.order.accesses import addresses_of
 
 #: Who takes a step: a thread, by number, or a copy, by the thread that started it and its number.
 type Actor = tuple[str, int, int]
@@ -24,16 +30,22 @@ type Operation = tuple[str, Hashable]
 _DEPENDENT: Mapping[str, frozenset[str]] = {
     "take": frozenset({"take", "peek", "look", "subtract"}),
     "peek": frozenset({"take", "subtract"}),
-    "look": frozenset({"take", "add", "subtract"}),
+    "look": frozenset({"take", "add", "subtract", "change", "arrive"}),
     "add": frozenset({"look"}),
     "subtract": frozenset({"take", "peek", "look"}),
-    "change": frozenset({"change"}),
+    "change": frozenset({"change", "look"}),
+    "arrive": frozenset({"arrive", "look"}),
+    "pass": frozenset({"end"}),
+    "end": frozenset({"pass"}),
+    "full": frozenset(),
 }
 
 #: Why more than one order has to be run: several threads wait on a semaphore (``"waiters"``),
 #: something looks at its count (``"look"``), reads and changes memory in one step (``"change"``),
-#: adds numbers that round (``"sum"``), or nothing orders two accesses (``"race"``).
-type ReasonKind = Literal["waiters", "look", "change", "sum", "race"]
+#: arrives at a barrier for a phase that another one may end (``"arrive"``),
+#: or nothing orders two accesses (``"race"``). And several add floating-point numbers to the same
+#: memory (``"sum"``): these orders are not run, as they differ in rounding only.
+type ReasonKind = Literal["waiters", "look", "change", "arrive", "sum", "race"]
 
 
 @dataclass(frozen=True, order=True)
@@ -59,9 +71,48 @@ _REASONS: Mapping[str, str] = {
     "waiters": "several wait on",
     "look": "a look at",
     "change": "several read and change",
+    "arrive": "several phases may get an arrival at",
     "sum": "several add rounded numbers to",
     "race": "nothing orders accesses to",
 }
+
+
+#: Bytes of memory: where each array of them begins, its shape, strides and bytes of an element.
+type Part = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], int]
+
+
+@lru_cache(maxsize=1 << 14)
+def _meet(one: Part, other: Part) -> bool:
+    """Return whether two parts of the same memory have a byte in common."""
+    end = max(
+        starts[-1] + sum((n - 1) * step for n, step in zip(shape, strides, strict=True)) + size
+        for starts, shape, strides, size in (one, other)
+    )
+    memory = bytearray(end)
+    views = [
+        [np.ndarray(shape, f"V{size}", memory, start, strides) for start in starts]
+        for starts, shape, strides, size in (one, other)
+    ]
+    return any(np.shares_memory(a, b) for a in views[0] for b in views[1])
+
+
+def part_of(region: Region, start: int) -> Part | None:
+    """Return which bytes a region has of memory that begins at an address; None for a range."""
+    if isinstance(region, Elements):
+        size = region.memory.itemsize
+        starts = np.unique(addresses_of(region)) - start
+        if (np.diff(starts) == size).all():
+            return None
+        return tuple(starts.tolist()), (1,), (size,), size
+    if region.flags.c_contiguous or not region.size or min(region.strides) < 0:
+        return None
+    first = region.__array_interface__["data"][0] - start
+    return (first,), region.shape, region.strides, region.itemsize
+
+
+#: Kinds of atomic accesses that do not commute with others of the same kind; "" is none. Sums that
+#: round do, but for rounding.
+_IN_ORDER = frozenset({"", "change"})
 
 
 class MemoryAccess(NamedTuple):
@@ -72,26 +123,37 @@ class MemoryAccess(NamedTuple):
       first: byte of its range.
       end: of the range.
       writes: whether it writes.
-      adds: whether it does so by adding, which commutes: additions of integers.
+      atomic: the kind of operation: see ``choices.atomic_kind``; "" for none.
       where: name and line.
+      part: which bytes of the range, if not all.
+      spins: whether it is a look of a loop that goes on until it sees another value: without it,
+        the loop would have waited for the next one.
     """
 
     memory: Hashable
     first: int
     end: int
     writes: bool
-    adds: bool = False
+    atomic: str = ""
     where: tuple[str, str] = ("", "")
+    part: Part | None = None
+    spins: bool = False
 
     def conflicts(self, other: MemoryAccess) -> bool:
         """Return whether the order of two accesses matters."""
         return (
             self.memory == other.memory
             and (self.writes or other.writes)
-            and not (self.adds and other.adds)
+            and (self.atomic != other.atomic or self.atomic in _IN_ORDER)
             and self.first < other.end
             and other.first < self.end
+            and (self.part is other.part is None or _meet(self.whole_part, other.whole_part))
         )
+
+    @property
+    def whole_part(self) -> Part:
+        """Which bytes it accesses."""
+        return self.part or ((self.first,), (self.end - self.first,), (1,), 1)
 
 
 @dataclass(eq=False, slots=True)
@@ -118,24 +180,52 @@ class ExploredStep:
 def conflict(one: ExploredStep, other: ExploredStep) -> bool:
     """Return whether the order of two steps matters."""
     return any(
-        what == also and another in _DEPENDENT[kind]
-        for kind, what in one.operations
-        for another, also in other.operations
+        what == also and _depend(kind, value, another, other_value)
+        for (kind, what), value in one.operations.items()
+        for (another, also), other_value in other.operations.items()
     ) or any(a.conflicts(b) for a in one.accesses for b in other.accesses)
+
+
+def _depend(kind: str, value: int, another: str, other_value: int) -> bool:
+    """Return whether the order of two operations on one thing matters.
+
+    A barrier of a GPU counts arrivals in phases. Those of one phase commute; an arrival in another
+    phase might have been the one that ended the phase before. Who passes a phase looks at one bit,
+    so the end of the next phase must not come before.
+    """
+    if kind == another == "arrive":
+        return value != other_value
+    if {kind, another} == {"pass", "end"}:
+        return abs(value - other_value) == 1
+    return another in _DEPENDENT[kind]
+
+
+def may_change(step: ExploredStep, last: ExploredStep) -> bool:
+    """Return whether a step would do something else after another one that it commutes with.
+
+    So it is with an arrival in a phase that has ended by now, or that it would end by now, or that
+    has no place left.
+    """
+    barriers = {what for kind, what in step.operations if kind == "arrive"}
+    ends = ("end", "full", "pass")
+    return any(kind in ends and what in barriers for kind, what in last.operations)
 
 
 def reasons_of(one: ExploredStep, other: ExploredStep) -> Iterator[Reason]:
     """Yield why the order of two steps matters."""
-    for operation in one.operations:
-        for another in other.operations:
-            if operation[1] == another[1] and another[0] in _DEPENDENT[operation[0]]:
+    for operation, value in one.operations.items():
+        for another, also in other.operations.items():
+            if operation[1] == another[1] and _depend(operation[0], value, another[0], also):
                 kinds = {operation[0], another[0]}
-                kind = "look" if "look" in kinds else "change" if "change" in kinds else "waiters"
+                kind = next((k for k in ("look", "change", "arrive") if k in kinds), "waiters")
+                kind = "arrive" if "pass" in kinds else kind
                 yield _reason(kind, *(s.where[o] for s, o in ((one, operation), (other, another))))
     for a in one.accesses:
         for b in other.accesses:
             if a.conflicts(b):
-                yield _reason("race", a.where, b.where)
+                atomics = {a.atomic, b.atomic}
+                kind = "race" if "" in atomics else "look" if "look" in atomics else "change"
+                yield _reason("sum" if atomics == {"sum"} else kind, a.where, b.where)
 
 
 def _reason(kind: ReasonKind, one: tuple[str, str], other: tuple[str, str]) -> Reason:
@@ -169,6 +259,10 @@ class Past:
         """Note in which step an actor begins."""
         self._begun[actor] = position
 
+    def follow(self, thread: int, position: int) -> None:
+        """Note that the next step of a thread comes after another step."""
+        self._met.setdefault(thread, set()).add(position)
+
     def meet(self) -> None:
         """Let all that was done come before all that follows."""
         self._floor = len(self.steps)
@@ -193,7 +287,7 @@ class Past:
             if (last := self._last.get(("thread", number, 0))) is not None:
                 before.add(last)
             if ("thread", number, 0) != actor:
-                self._met.setdefault(number, set()).add(position)
+                self.follow(number, position)
         self.steps.append(step)
         self.before.append(before)
         self._floors.append(self._floor)
@@ -249,13 +343,15 @@ class Past:
         adds: dict[Hashable, list[tuple[int, int]]] = {}
         for position, step in enumerate(self.steps):
             for (kind, what), amount in step.operations.items():
-                if kind == "add":
+                if kind in ("add", "arrive"):
                     adds.setdefault(what, []).append((position, amount))
         needed: list[set[int]] = []
         taken: dict[tuple[Actor, Hashable], int] = {}
         for position, step in enumerate(self.steps):
             of_step: set[int] = set()
             for (kind, what), amount in step.operations.items():
+                if kind == "pass" and ("look", what) not in step.operations:  # it had to wait
+                    of_step |= {at for at, phase in adds.get(what, ()) if phase <= amount}
                 if kind not in ("take", "peek"):
                     continue
                 possible = [
@@ -276,18 +372,22 @@ class Past:
         """Find the past of each step, and the races among them."""
         self.past, self.races = past, races = [], []
         operations: dict[Operation, int] = {}
+        phases = _Phases()
         accesses: dict[Hashable, dict[MemoryAccess, int]] = {}
         for position, step in enumerate(self.steps):
             before = (1 << self._floors[position]) - 1
             for earlier in self.before[position] | needed[position]:
                 before |= past[earlier]
             possible = 0
-            for kind, what in step.operations:
+            for (kind, what), value in step.operations.items():
+                if kind in _OF_PHASES:
+                    possible |= phases.before(past, kind, what, value)
                 for other in _DEPENDENT[kind]:
-                    possible |= operations.get((other, what), 0)
+                    if kind not in _OF_PHASES or other == "look":
+                        possible |= operations.get((other, what), 0)
             for access in step.accesses:
                 for other, steps in accesses.get(access.memory, {}).items():
-                    if access.conflicts(other):
+                    if not other.spins and access.conflicts(other):
                         possible |= steps
             possible &= ~before
             while possible:
@@ -297,8 +397,46 @@ class Past:
                 possible &= ~before
             bit = 1 << position
             past.append(before | bit)
-            for operation in step.operations:
+            for operation, value in step.operations.items():
                 operations[operation] = operations.get(operation, 0) | bit
+                if operation[0] in _OF_PHASES:
+                    phases.add(*operation, value, position)
             for access in step.accesses:
                 of_memory = accesses.setdefault(access.memory, {})
                 of_memory[access] = of_memory.get(access, 0) | bit
+
+
+#: Operations at the barriers of a GPU.
+_OF_PHASES = frozenset({"arrive", "end", "pass"})
+
+
+@dataclass(eq=False)
+class _Phases:
+    """The operations at barriers so far, as sets of steps, by kind, barrier and phase."""
+
+    steps: dict[tuple[str, Hashable, int], int] = field(
+        default_factory=dict[tuple[str, Hashable, int], int]
+    )
+    arrivals: dict[Hashable, int] = field(default_factory=dict[Hashable, int])
+
+    def add(self, kind: str, barrier: Hashable, phase: int, position: int) -> None:
+        """Add an operation of a step."""
+        key, bit = (kind, barrier, phase), 1 << position
+        self.steps[key] = self.steps.get(key, 0) | bit
+        if kind == "arrive":
+            self.arrivals[barrier] = self.arrivals.get(barrier, 0) | bit
+
+    def before(self, past: Sequence[int], kind: str, barrier: Hashable, phase: int) -> int:
+        """Return the earlier steps that might come after an operation instead."""
+        if kind == "arrive":
+            return self.arrivals.get(barrier, 0) & ~self.steps.get((kind, barrier, phase), 0)
+        if kind == "pass":
+            return self.steps.get(("end", barrier, phase + 1), 0)
+        # The phase ends after all of its arrivals, so after all that these come after.
+        passes = self.steps.get(("pass", barrier, phase - 1), 0)
+        arrivals, at = self.steps.get(("arrive", barrier, phase), 0), 0
+        while passes and arrivals >> at:
+            if arrivals >> at & 1:
+                passes &= ~past[at]
+            at += 1
+        return passes

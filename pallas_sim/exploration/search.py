@@ -26,6 +26,8 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any, Literal
 
+import numpy as np
+
 from pallas_sim.errors import OptionError, PallasError
 from pallas_sim.exploration.explorer import (
     DirectedOrder,
@@ -103,18 +105,13 @@ def explore(
       options: as of ``simulate``.
 
     Raises:
-      OptionError: there is no such target, it is a GPU, or ``schedules`` is less than 1.
+      OptionError: there is no such target, or ``schedules`` is less than 1.
       SimulationError: the call cannot be simulated.
     """
     require_schedules(schedules)
     call = SimulatedCall.of(fn, args, options)
     set_platforms()
     chip = call.chip(target)
-    if chip.platform != "tpu":
-        raise OptionError(
-            f"explore runs kernels for TPUs, not for {chip.name}: the order of a GPU's engines is "
-            "not among its choices. simulate(seed=) draws other orders"
-        )
 
     def new() -> tuple[Machine, Callable[[], Any]]:
         machine = Machine(target=chip.name, cores=chip.cores, limits=limits or Limits())
@@ -192,6 +189,8 @@ def _shown(runs: _Runs, outcome: _Outcome) -> Exploration:
         past = outcome.explorer.past
         feasible = feasible or any(past.is_feasible(*race) for race in _memory_races(past))
     only_races = all(finding.kind == "race" for finding in runs.findings)
+    # What a GPU's fences order, or a barrier its tensor memory, no order of steps can show.
+    only_races = only_races and runs.platform == "tpu"
     if not orders.left and not feasible and only_races:
         runs.findings = ()
         return runs.exploration("proved")
@@ -253,6 +252,7 @@ class _Runs:
       first: what the first one gave.
       findings: of the proof of order, of the run that is wrong.
       reasons: see ``Exploration``.
+      platform: of the chip.
     """
 
     new: NewRun
@@ -262,12 +262,14 @@ class _Runs:
     first: _Outcome | None = None
     findings: tuple[Finding, ...] = ()
     reasons: set[Reason] = field(default_factory=set[Reason])
+    platform: str = ""
 
     def make(
         self, choices: Callable[[Machine], Explorer], *, monitored: bool = True
     ) -> _Outcome | None:
         """Make a run; None if it was given up as redundant."""
         machine, begin = self.new()
+        self.platform = machine.platform
         machine.choices = explorer = choices(machine)
         machine.monitored = machine.monitored and monitored
         values = error = None
@@ -284,8 +286,12 @@ class _Runs:
         self.first = outcome if self.first is None else self.first
         return outcome
 
-    def learn(self, past: Past) -> None:
+    def learn(self, explorer: Explorer) -> None:
         """Take note of why the order of steps matters."""
+        past = explorer.past
+        for (_, name, line), adders in explorer.sums.items():
+            if len(adders) > 1:
+                self.reasons.add(Reason("sum", name, (line,)))
         for one, other in past.races:
             self.reasons.update(reasons_of(past.steps[one], past.steps[other]))
 
@@ -296,9 +302,11 @@ class _Runs:
         if error is not None:
             kinds = [(finding.kind, finding.line) for finding in getattr(error, "findings", ())]
             return _Fault((type(error), getattr(error, "line", ""), *kinds))
-        differs = first.error is None and not same_values(first.values, outcome.values)
-        shown = [finding.key for finding in outcome.findings if finding.kind not in _PROVED]
-        return _Fault((), differs, frozenset(shown))
+        rounds = bool(first.explorer.sums)
+        same = first.error is not None or same_values(first.values, outcome.values, rounds=rounds)
+        known = outcome.explorer.machine.shown
+        shown = [f.key for f in outcome.findings if f.kind not in _PROVED or f.key in known]
+        return _Fault((), not same, frozenset(shown))
 
     def exploration(self, verdict: Verdict, **facts: Any) -> Exploration:
         """Return the result."""
@@ -329,8 +337,12 @@ def _walk(runs: _Runs, orders: Search, *, memory: bool) -> Iterator[_Outcome]:
 
         outcome = runs.make(choices, monitored=not memory)
         runs.count += 1
+        if outcome is None and explorers[0].machine.findings:
+            witness = explorers[0].witness  # what it has shown so far need not be shown again
+            outcome = runs.make(lambda machine: ReplayedOrder(machine=machine, schedule=witness))  # noqa: B023
+            runs.count += 1
         orders.learn(explorers[0])
-        runs.learn(explorers[0].past)
+        runs.learn(explorers[0])
         if outcome is not None:
             yield outcome
 
@@ -396,11 +408,35 @@ def _want_reversal(node: Node, past: Past, earlier: int, later: int) -> None:
     node.wanted.update(possible[:1] or node.enabled)
 
 
-def same_values(one: Any, other: Any) -> bool:
-    """Return whether two runs gave the same bits."""
+def same_values(one: Any, other: Any, *, rounds: bool = False) -> bool:
+    """Return whether two runs gave the same bits, or values that differ in rounding only.
+
+    Args:
+      one: pytree of arrays.
+      other: likewise.
+      rounds: whether copies add floating-point numbers, in an order that is none of the choices.
+    """
     import jax
 
-    return all(map(same_bits, jax.tree.leaves(one), jax.tree.leaves(other)))
+    alike = _alike if rounds else same_bits
+    return all(map(alike, jax.tree.leaves(one), jax.tree.leaves(other)))
+
+
+def _alike(one: Any, other: Any) -> bool:
+    """Return whether two arrays differ by what the order of some sums may change, or not at all."""
+    if same_bits(one, other) or one.dtype.kind not in "fcV":
+        return same_bits(one, other)
+    import ml_dtypes
+
+    kind = np.complex128 if one.dtype.kind == "c" else np.float64
+    wide, also = one.astype(kind), other.astype(kind)
+    scale = np.max(np.abs(wide), initial=0, where=np.isfinite(wide))
+    most = _ROUNDED * float(ml_dtypes.finfo(one.dtype).eps) * scale
+    return np.allclose(wide, also, rtol=0, atol=most, equal_nan=True)
+
+
+#: By how many units in the last place of the largest value sums in another order may differ.
+_ROUNDED = 64
 
 
 # A run that shows a race, and one with few switches.
@@ -425,6 +461,7 @@ def _reversed(runs: _Runs, outcome: _Outcome) -> _Reversal | None:
     symmetric devices have, only the first and last are reversed.
     """
     actors = [step.actor for step in outcome.explorer.steps]
+    stops = runs.platform == "gpu"  # before accesses to memory, so that there are more steps
 
     def directed(**facts: Any) -> tuple[_Outcome, DirectedOrder]:
         orders: list[DirectedOrder] = []
@@ -438,14 +475,17 @@ def _reversed(runs: _Runs, outcome: _Outcome) -> _Reversal | None:
         assert result is not None
         return result, orders[0]
 
-    past = directed(actors=actors, memory=True)[1].past
+    plain = directed(actors=actors, memory=True)[1]
+    past = plain.past
     past.order()
-    runs.learn(past)
+    runs.learn(plain)
+    actors = [step.actor for step in plain.steps]
     best: _Reversal | None = None
     for earlier, later in _representatives(past)[: min(_REVERSED, runs.most - runs.count)]:
         held, other = actors[earlier], actors[later]
         until = other, actors[:later].count(other)
-        result, order = directed(actors=actors[:earlier], held=held, until=until)
+        way: Any = {"actors": actors[:earlier], "held": held, "until": until, "memory": stops}
+        result, order = directed(**way)
         fault = runs.fault_of(result)
         if fault:
             return _Reversal(result, fault)
@@ -511,6 +551,7 @@ type _Block = list[Actor]
 
 def _shrunk(runs: _Runs, outcome: _Outcome, fault: _Fault) -> _Outcome:
     """Return a run with the same fault, and fewer switches: delta debugging of its blocks."""
+    memory = outcome.explorer.witness.memory
     best, left = outcome, _SHRINKS
 
     def attempt(blocks: Sequence[_Block]) -> bool:
@@ -518,7 +559,8 @@ def _shrunk(runs: _Runs, outcome: _Outcome, fault: _Fault) -> _Outcome:
         left -= 1
         actors = [actor for block in blocks for actor in block]
         result = runs.make(
-            lambda machine: DirectedOrder(machine=machine, actors=actors), monitored=False
+            lambda machine: DirectedOrder(machine=machine, actors=actors, memory=memory),
+            monitored=False,
         )
         if result is None or not fault.is_in(runs.fault_of(result)):
             return False

@@ -18,7 +18,7 @@ VERSION = 1
 #: More choices than any run has; a text that names one beyond is a mistake.
 _MOST = 10_000_000
 
-_TEXT = re.compile(r"(\d+)-(\w+)-([0-9a-f]{8})((?:-\d+\.\d+)*)", re.ASCII)
+_TEXT = re.compile(r"(\d+)(m?)-(\w+)-([0-9a-f]{8})((?:-\d+\.\d+)*)", re.ASCII)
 
 
 @dataclass(frozen=True)
@@ -34,17 +34,19 @@ class Witness:
       choices: who took the next step wherever several could, by number; 0 is the plain choice, see
         ``explorer.Explorer``. All after the last one are 0.
       version: of the meaning of the choices.
+      memory: whether programs of a GPU stop before plain accesses to memory, too.
     """
 
     program: str
     target: str
     choices: tuple[int, ...] = ()
     version: int = VERSION
+    memory: bool = False
 
     def __str__(self) -> str:
         """The text of it."""
         steps = "".join(f"-{skipped}.{choice}" for skipped, choice in self._switches())
-        return f"{self.version}-{self.target}-{self.program}{steps}"
+        return f"{self.version}{'m' * self.memory}-{self.target}-{self.program}{steps}"
 
     @property
     def switches(self) -> int:
@@ -81,7 +83,7 @@ class Witness:
                 f"{shown!r} is no schedule: it is {VERSION}-TARGET-PROGRAM-SKIPPED.CHOICE-..., "
                 "as an exploration prints it"
             )
-        _, target, program, steps = match.groups()
+        _, memory, target, program, steps = match.groups()
         if target not in TARGETS:
             raise OptionError(f"schedule {shown!r} is for {target!r}, which is no target")
         choices: list[int] = []
@@ -90,7 +92,7 @@ class Witness:
             if len(choices) + skipped >= _MOST:
                 raise OptionError(f"schedule {shown!r} has more than {_MOST:,} choices")
             choices += [*[0] * skipped, choice]
-        return cls(program, target, tuple(choices))
+        return cls(program, target, tuple(choices), memory=bool(memory))
 
     def require(self, program: str, target: str) -> None:
         """Reject a call that it is not a schedule of.

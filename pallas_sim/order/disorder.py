@@ -47,7 +47,8 @@ def report_disorder(machine: Machine, recording: Recording) -> None:
             machine.sites.proved.append((events, owners, kept))
         last = happens_before(events, owners, kept)
         findings = _findings(last, machine.seed)
-    if any(isinstance(shared, Semaphore) and len(by) > 1 for shared, by in last.users.items()):
+    several = (isinstance(shared, Semaphore) and len(by) > 1 for shared, by in last.users.items())
+    if last.ambiguous or any(several):
         machine.choices.matter = True
     for finding in findings:
         machine.report(finding)

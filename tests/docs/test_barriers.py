@@ -15,7 +15,9 @@ from pytest_pallas.__main__ import main
 ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "docs/barriers.md").read_text()
 KERNEL = ROOT / "examples/experts/fused_experts.py"
-SHOWN = re.search(r"<!-- output: experts -->\n```text\n\$ pytest-pallas (.*?)\n(.*?)```", TEXT, re.S)
+SHOWN = re.search(
+    r"<!-- output: experts -->\n```text\n\$ pytest-pallas (.*?)\n(.*?)```", TEXT, re.S
+)
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ import pytest
 
 from pytest_pallas.__main__ import main
 
-SPECS = '''
+SPECS = """
 import functools
 import jax, jax.numpy as jnp
 from jax.experimental import pallas as pl
@@ -46,7 +46,7 @@ def double(x):
 
 ALONE = KernelSpec(name="alone", kernel=double, reference=lambda x: 2 * x,
                    inputs=pst.arrays("m n", dtype="float32"))
-'''
+"""
 
 
 @pytest.fixture
