@@ -92,6 +92,7 @@ class SiteLog:
 
     Attributes:
       without: the sites that are left out.
+      records: whether it keeps the events of the run, for other proofs.
       count: how often each of the others was there.
       names: of the semaphores or barriers that each was on.
       of_event: the site of each event on a semaphore.
@@ -100,6 +101,7 @@ class SiteLog:
     """
 
     without: frozenset[SyncSite] = frozenset()
+    records: bool = False
     count: Counter[SyncSite] = field(default_factory=Counter[SyncSite])
     names: dict[SyncSite, dict[str, None]] = field(default_factory=dict[SyncSite, dict[str, None]])
     of_event: dict[Event, SyncSite] = field(default_factory=dict[Event, SyncSite])
@@ -121,6 +123,8 @@ class SiteLog:
         """Evaluate an operation unless its site is left out, and note its events."""
         if self.enter(site, getattr(operands[0], "name", "") if operands else ""):
             return ()
+        if not self.records:
+            return act(thread, *operands)
         events = thread.recording.events
         before = len(events)
         result = act(thread, *operands)
