@@ -49,6 +49,9 @@ SANITIZED = (RaceError, DeadlockError, DmaError)
 #: Seeds of the schedules that run after the default schedule, for what was not run in all orders.
 SEEDS = (1, 2)
 
+#: The first order of an exploration in words.
+FIRST = ("each thread goes on as long as it can, and copies move when no thread can",)
+
 #: Why the sanitizers of schedules do not apply to a kernel.
 SEQUENTIAL = (
     "no example starts a DMA, uses a semaphore or a barrier, or divides a parallel grid dimension "
@@ -150,6 +153,10 @@ def _reordered(
             yield Schedule(), Outcome(error=error, findings=exploration.findings)
             return
         others = [Schedule.of(exploration)]
+        if exploration.differs:
+            # From the first order of the exploration, which is another one than the default.
+            plain = replace(exploration.witness, choices=())
+            others.append(Schedule(witness=str(plain), story=FIRST))
     elif context.orders and context.orders[-1].proved and not first.by_seed:
         others = [schedule for schedule in others if schedule.cores > 1]
     for schedule in others:
