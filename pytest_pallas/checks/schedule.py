@@ -110,7 +110,8 @@ def under_schedules(context: CheckContext) -> Iterator[tuple[Schedule, Outcome]]
         raise_error(context, first, default)
     kernels: Sequence[Any] = first.kernels
     asynchronous = any(kernel.asynchronous for kernel in kernels)
-    exploration = _explored(context, first) if asynchronous else None
+    explores = asynchronous and not context.settings.witness
+    exploration = _explored(context, first) if explores else None
     yield default, first
     raise_error(context, first, default)
     others = schedules(context, kernels)
