@@ -36,7 +36,8 @@ ARRIVALS = """
             scratch_shapes=[pltpu.SemaphoreType.REGULAR],
             compiler_params=pltpu.CompilerParams(collective_id=None, has_side_effects=True),
         )
-        return jax.shard_map(kernel, mesh=mesh, in_specs=P("x"), out_specs=P("x"), check_vma=False)(x)
+        specs = {"in_specs": P("x"), "out_specs": P("x"), "check_vma": False}
+        return jax.shard_map(kernel, mesh=mesh, **specs)(x)
 
     @pytest.mark.parametrize("check", ["schedule", "races"])
     def test_arrivals(pallas_check, pallas_mesh, check):
