@@ -326,6 +326,9 @@ def under(schedule: Schedule, error: PallasError) -> PallasError:
     """Add the schedule of its run to an error, unless that is the default schedule."""
     if schedule == Schedule():
         return error
+    if schedule.witness:  # which is a fact of the message
+        facts_of(error).schedule = facts_of(error).schedule or schedule
+        return error
     described = error.with_message(f"{error}\n  with {schedule}")
     facts_of(described).schedule = schedule
     return described
