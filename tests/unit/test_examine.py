@@ -10,8 +10,8 @@ import pytest
 
 from pallas_sim.errors import OptionError
 from pytest_pallas.__main__ import main
-from pytest_pallas.examine import parse_inputs
 from pytest_pallas.compile import libtpu
+from pytest_pallas.examine import parse_inputs
 
 KERNELS = """
 import jax
