@@ -139,10 +139,7 @@ def load(target: str) -> LoadedFunction:
       OptionError: there is no such module or function, it cannot be imported, or it is no function.
     """
     name, attribute = _divided(target)
-    for folder in (*reversed(configured_paths([])[1]), Path.cwd() / "src", Path.cwd()):
-        if folder.is_dir() and str(folder) not in sys.path:
-            sys.path.insert(0, str(folder))
-    module = _imported(name, target)
+    module = import_module(name, target)
     function: Any = module
     for part in attribute.split("."):
         if not hasattr(function, part):
@@ -198,8 +195,7 @@ def _divided(target: str) -> tuple[str, str]:
     name, colon, attribute = target.partition(":")
     if not colon and not name.endswith(".py"):
         name, _, attribute = target.rpartition(".")
-    if name.endswith(".py"):  # a path, as pytest takes them
-        name = ".".join(_in_search_path(Path(name)).with_suffix("").parts).removeprefix("src.")
+    name = _module_name(name)
     parts = (*name.split("."), *attribute.split("."))
     if not name or not attribute or not all(part.isidentifier() for part in parts):
         raise OptionError(
@@ -221,7 +217,26 @@ def _in_search_path(path: Path) -> Path:
     return path.relative_to(root)
 
 
-def _imported(name: str, target: str) -> types.ModuleType:
+def _module_name(name: str) -> str:
+    """Return the name of a module that may be given by its path, as pytest takes it."""
+    if not name.endswith(".py"):
+        return name
+    return ".".join(_in_search_path(Path(name)).with_suffix("").parts).removeprefix("src.")
+
+
+def import_module(name: str, target: str) -> types.ModuleType:
+    """Import a module by its name or path.
+
+    The current folder, its ``src``, and the folders of pytest's ini value ``pythonpath`` are
+    searched, too.
+
+    Raises:
+      OptionError: there is no such module, or it cannot be imported.
+    """
+    name = _module_name(name)
+    for folder in (*reversed(configured_paths([])[1]), Path.cwd() / "src", Path.cwd()):
+        if folder.is_dir() and str(folder) not in sys.path:
+            sys.path.insert(0, str(folder))
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:

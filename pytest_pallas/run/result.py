@@ -245,6 +245,12 @@ class Result(ExampleResults):
             from pytest_pallas.checks.inputs import signatures, to_json
 
             drawn = {"inputs": to_json(self.inputs), "signatures": signatures(self.inputs)}
+        notes = list(self.notes)
+        if self.check == "synchronization" and self.evidence:
+            from pytest_pallas.checks.synchronization import facts_of_record
+
+            drawn |= facts_of_record(self.evidence)
+            notes += drawn.pop("notes")
         return Record(
             test=test,
             kernel=self.kernel,
@@ -262,7 +268,7 @@ class Result(ExampleResults):
             multiple=self.multiple,
             kernel_seconds=round(self.kernel_seconds, 4),
             seconds=round(seconds, 4),
-            notes=tuple(self.notes),
+            notes=tuple(notes),
             unverified=tuple(self.unverified),
             compiled=tuple(self.compiled),
             goldens=dict(self.goldens),
