@@ -24,6 +24,7 @@ import time
 
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
 
 
 def double(x):
@@ -31,6 +32,15 @@ def double(x):
         o_ref[...] = 2 * x_ref[...]
 
     return pl.pallas_call(body, out_shape=x)(x)
+
+
+def copied(x):
+    def body(x_ref, o_ref, semaphore):
+        copy = pltpu.make_async_copy(x_ref, o_ref, semaphore)
+        copy.start()
+        copy.wait()
+
+    return pl.pallas_call(body, out_shape=x, scratch_shapes=[pltpu.SemaphoreType.DMA])(x)
 
 
 def hang():
@@ -62,6 +72,7 @@ def project(tmp_path_factory):
     folder = tmp_path_factory.mktemp("project")
     (folder / "kernels.py").write_text(KERNELS)
     (folder / "double_spec.py").write_text(SPEC)
+    (folder / "copied_spec.py").write_text(SPEC.replace("double", "copied").replace("2 * x", "x"))
     (folder / "pytest.ini").write_text("[pytest]\n")
     return folder
 
@@ -151,6 +162,13 @@ def test_one_call_is_simulated_and_analyzed(project):
     assert answer["result"]["kernels"][0]["kernel"] == "body"
 
 
+def test_barriers_of_a_spec(project):
+    arguments = {"folder": str(project), "spec": "copied_spec.py:SPEC", "examples": 1}
+    answer, error = ask("barriers", arguments)
+    assert (answer["status"], error) == ("passed", False)
+    assert (answer["result"]["spec"], len(answer["result"]["rows"])) == ("copied", 1)
+
+
 def test_what_ends_its_process_is_an_answer(project):
     answer, error = simulate(project, "hang", seconds=1)
     assert (answer["status"], error) == ("timed out", True)
@@ -166,7 +184,7 @@ def test_what_ends_its_process_is_an_answer(project):
 @pytest.mark.parametrize(
     ("name", "arguments", "message"),
     [
-        ("nope", {}, "there is no tool 'nope'; there is check, simulate, analyze"),
+        ("nope", {}, "there is no tool 'nope'; there is check, simulate, analyze, barriers"),
         ("simulate", {}, "simulate: 'kernel' is a required property"),
         ("check", {"sede": 1}, "check: Additional properties are not allowed ('sede' was"),
         ("check", {"seed": "1"}, "check: seed: '1' is not of type 'integer'"),
