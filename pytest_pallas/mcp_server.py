@@ -156,6 +156,7 @@ TOOLS: tuple[CommandTool, ...] = (
             Parameter("max_examples", "--pallas-max-examples", "examples a check", "integer"),
             Parameter("seed", "--pallas-seed", "of the draws", "integer"),
             Parameter("replay", "--pallas-replay", "`example` of a failure: run only that"),
+            Parameter("witness", "--pallas-witness", "`witness` of a failure: run that order"),
             Parameter("keyword", "-k", "run tests whose names match this"),
         ),
     ),
