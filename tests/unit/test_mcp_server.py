@@ -119,7 +119,7 @@ def test_every_option_is_one_of_the_command(tool, capsys):
         with pytest.raises(SystemExit):
             main([*tool.command[1:], "--help"])
         known = capsys.readouterr().out
-    options = [tool.json, *(parameter.option for parameter in tool.parameters)]
+    options = [tool.json, *(option for p in tool.parameters if (option := p.option))]
     assert [option for option in options if option not in known] == []
 
 
