@@ -119,6 +119,7 @@ _INNER_OF_SIMULATOR = (
     "inspector._Watched",
     "coverage.Kind",
     "coverage.Need",
+    "exploration.past.ReasonKind",
     "exploration.search.NewRun",
     "exploration.search.Verdict",
     "machine.Device",
