@@ -30,7 +30,7 @@ _CLASSES = {
     "jax._src.core": "MemorySpace InternalMutableArrayEffect NamedAxisEffect",
     "jax._src.debugging": "DebugEffect OrderedDebugEffect",
     "jax._src.effects": "ErrorEffect",
-    "jax._src.flattree": "FTFiltered FTSingleton FTTuple",
+    "jax._src.flattree": "FTDict FTFiltered FTPyTree FTSingleton FTTuple",
     "jax._src.frozen_dict": "FrozenDict",
     "jax._src.indexing": "Slice",
     "jax._src.lax.convolution": "ConvDimensionNumbers",
@@ -138,7 +138,13 @@ _DROPPED = {
 
 #: Fields of classes that declare none.
 _FIELDS = {
+    "FTDict": ("keys", "_vals"),
+    "FTFiltered": ("val", "_len"),
+    "FTPyTree": ("xs", "_tree"),
+    "FTSingleton": ("val",),
+    "FTTuple": ("elts",),
     "FrozenDict": ("_d",),
+    "Tolerance": ("atol", "rtol", "ulps"),
 }
 
 
@@ -386,8 +392,12 @@ def make_tree(kind: Any, data: Any, children: Sequence[Any]) -> Any:
     leaf: Any = jax.tree.structure(0)
     if kind is None:
         return leaf
-    registry: Any = importlib.import_module("jax._src.tree_util").default_registry
-    return type(leaf).from_node_data_and_children(registry, (kind, data), list(children))
+    util: Any = importlib.import_module("jax._src.tree_util")
+    make, listed = type(leaf).from_node_data_and_children, list(children)
+    try:
+        return make(util.default_registry, (kind, data), listed)
+    except RuntimeError:  # a class that only tracing takes apart
+        return make(util.tracing_registry, (kind, data), listed)
 
 
 # Programs.

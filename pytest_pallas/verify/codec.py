@@ -220,6 +220,8 @@ class _Writer:
         if programs.is_mesh(value):
             names, sizes, kinds = programs.mesh_facts(value)
             return self.put("mesh", [self.node(name) for name in names], sizes, kinds)
+        if isinstance(value, jax.core.Tracer):
+            _refuse(f"{where or 'a part of the program'} is a value that is being traced", "Tracer")
         if isinstance(value, (np.ndarray, np.generic, jax.Array)) or hasattr(value, "__array__"):
             return self._array(value)
         if isinstance(value, np.dtype):
@@ -364,7 +366,7 @@ class _Writer:
         number = self.put(
             *("program", len(self._jaxprs), avals, dropped, ins, eqns),
             *([atom(out) for out in inner.outvars], effects(inner.effects)),
-            [self.node(const, "a constant") for const in consts] if closed else None,
+            [self._const(const) for const in consts] if closed else None,
         )
         self._jaxprs[id(value)] = value, number
         info = inner.debug_info
@@ -378,6 +380,14 @@ class _Writer:
             "" if info is None else str(info.traced_for or ""),
         ]
         return number
+
+    def _const(self, value: Any) -> int:
+        """Return a constant of a program; None for one that its equation is given as an operand."""
+        import jax
+
+        if isinstance(value, jax.core.Tracer):
+            return self.node(None)
+        return self.node(value, "a constant")
 
     def _stack(self, traceback: Any) -> int:
         if traceback is None:
