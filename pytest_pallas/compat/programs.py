@@ -138,6 +138,7 @@ _DROPPED = {
 
 #: Fields of classes that declare none.
 _FIELDS = {
+    "AbstractRefUnion": ("refs",),
     "FTDict": ("keys", "_vals"),
     "FTFiltered": ("val", "_len"),
     "FTPyTree": ("xs", "_tree"),

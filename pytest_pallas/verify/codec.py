@@ -16,6 +16,7 @@ import enum
 import hashlib
 import json
 import math
+import re
 import struct
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -209,7 +210,7 @@ class _Writer:
             kind = "tuple" if type(value) is tuple else "list"
             return self.put(kind, [self.node(part, where) for part in value])
         if isinstance(value, (set, frozenset)):
-            return self.put("set", [self.node(part, where) for part in sorted(value, key=repr)])
+            return self.put("set", [self.node(part, where) for part in sorted(value, key=_order)])
         if type(value) is dict or isinstance(value, type(_PROXY)):
             items = [[self.node(k, where), self.node(v, where)] for k, v in value.items()]
             return self.put("dict", items)
@@ -338,7 +339,8 @@ class _Writer:
             return ["at", self._class(type(value)), position]
 
         def effects(values: Any) -> list[Any]:
-            listed = [entry for entry in map(effect, values) if entry]
+            # A set has no order, and the number of a node is that in which it is written.
+            listed = [entry for entry in map(effect, sorted(values, key=_order)) if entry]
             return sorted(listed, key=json.dumps)
 
         ins = [[define(var) for var in group] for group in (inner.constvars, inner.invars)]
@@ -405,6 +407,15 @@ class _Writer:
             self.stacks.append(numbers)
             known = self._stacks[id(traceback)] = traceback, len(self.stacks) - 1
         return known[1]
+
+
+def _order(value: Any) -> str:
+    """Return a text by which parts of a set are ordered, the same in every process."""
+    return f"{type(value).__name__} {_ADDRESS.sub('', repr(value))}"
+
+
+#: The address in the text of an object.
+_ADDRESS = re.compile(r"(at 0x|id=)[0-9a-f]+")
 
 
 def _is(value: Any, kind: type) -> bool:

@@ -54,7 +54,7 @@ class Limits:
     """
 
     seconds: float = 30.0
-    memory: int = 4 << 30
+    memory: int = 2 << 30
     files: int = 32 << 20
     processes: int = 256
     output: int = 16 << 20
@@ -192,7 +192,7 @@ def restrict(separated: bool, folder: str, limits: Limits) -> list[str]:
     _call(libc.prctl(_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "prctl")
     if not separated and _landlock(folder):
         names.append("Landlock: writes in one folder only")
-    if os.getuid() == 0:
+    if os.getuid() == 0 and (separated or _open_to_all(sys.base_prefix)):
         with contextlib.suppress(OSError):
             os.setgroups([])
             os.setresgid(_NOBODY, _NOBODY, _NOBODY)
@@ -203,6 +203,14 @@ def restrict(separated: bool, folder: str, limits: Limits) -> list[str]:
         names.append("no capabilities")
     _call(libc.prctl(_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0), "prctl")
     return names
+
+
+def _open_to_all(path: str) -> bool:
+    """Return whether every user can read a folder."""
+    folders = [path]
+    while folders[-1] != "/":
+        folders.append(os.path.dirname(folders[-1]))
+    return all(os.stat(folder).st_mode & 0o005 == 0o005 for folder in folders)
 
 
 def adopt_orphans() -> None:

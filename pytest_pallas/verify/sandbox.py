@@ -34,6 +34,9 @@ _KEPT = 8192
 #: Seconds between two looks at memory and processes.
 _LOOK = 0.05
 
+#: Most processes of a candidate, with the two that are the sandbox's.
+_MOST_PROCESSES = 18
+
 _BOOTSTRAP = (
     "import sys, json; sys.path[:] = json.loads(sys.argv[1]); "
     "from pytest_pallas.verify.child import serve; serve(int(sys.argv[2]))"
@@ -281,10 +284,10 @@ class _Run:
     def _look(self, pid: int) -> None:
         """End a candidate that uses more than it may."""
         limits = self.limits
-        if resident_bytes(pid) > limits.memory:
+        if sum(1 for _ in family_of(pid)) > _MOST_PROCESSES:
+            self.ending = "forks", f"it started more than {_MOST_PROCESSES - 2} processes"
+        elif resident_bytes(pid) > limits.memory:
             self.ending = "out of memory", f"it used more than {limits.memory >> 20} MiB of memory"
-        elif sum(1 for _ in family_of(pid)) > 32:
-            self.ending = "forks", "it started more than 30 processes"
 
     def _print(self, data: bytes) -> None:
         self._printed += len(data)
