@@ -22,6 +22,8 @@ import types
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from pallas_sim.traces import CALLS, called, expanded
+
 #: Classes of parameters, by module; each holds only data. Versions of JAX lack some of them.
 _CLASSES = {
     "jax": "ShapeDtypeStruct",
@@ -239,9 +241,6 @@ def reduced_eqn(eqn: Any) -> tuple[Any, dict[str, Any]]:
     Calls with rules of their own for derivatives or batches, which are functions, become plain
     calls. So do operations that JAX lowers when it traces again.
     """
-    from pallas_sim.compat.jaxprs import expanded
-    from pallas_sim.evaluation import CALLS, called
-
     name, params = eqn.primitive.name, dict(eqn.params)
     if name == "call_hi_primitive":
         inner = expanded(params, [atom.aval for atom in eqn.invars])

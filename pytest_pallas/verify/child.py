@@ -236,7 +236,13 @@ def _trace_all(job: Mapping[str, Any], folder: str, say: Callable[..., None]) ->
         stage = "traces"
         with tracing_for(TARGETS[job["target"]]):
             for case in job["order"]:
-                say({"kind": "program", "case": case}, _traced(function, job, case, folder))
+                try:
+                    body = _traced(function, job, case, folder)
+                except Exception as error:
+                    facts = _described(error, folder)
+                    say({"kind": "refused", "stage": stage, "case": case, **facts})
+                    continue
+                say({"kind": "program", "case": case}, body)
     except BaseException as error:  # SystemExit, too
         with contextlib.suppress(BaseException):
             failed(error)

@@ -86,6 +86,7 @@ class Traced:
     Attributes:
       programs: of the calls, by their numbers.
       again: digests of the programs of calls that were traced a second time.
+      refused: why calls have no program, by their numbers.
       imported: whether its module could be imported.
       failed: why it gave no more programs, or None.
       in_force: what the sandbox took away.
@@ -95,6 +96,7 @@ class Traced:
 
     programs: Mapping[int, Program]
     again: Mapping[int, str]
+    refused: Mapping[int, Failed]
     imported: bool
     failed: Failed | None
     in_force: tuple[str, ...]
@@ -190,7 +192,7 @@ class Sandbox:
             sentence = f"its files have more than {MOST_SOURCE >> 20} MiB"
             failed = Failed(stage="imports", name="too large", sentence=sentence)
             return Traced(
-                programs={}, again={}, imported=False, failed=failed, in_force=(), output="",
+                programs={}, again={}, refused={}, imported=False, failed=failed, in_force=(), output="",
                 seconds=0.0,
             )  # fmt: skip
         job = {
@@ -336,6 +338,7 @@ def _traced(run: _Run, status: int, folder: str, seconds: float) -> Traced:
     """Return what the answers of a candidate say."""
     programs: dict[int, Program] = {}
     again: dict[int, str] = {}
+    refused: dict[int, Failed] = {}
     in_force: tuple[str, ...] = ()
     imported, failed, ended = False, None, False
     for number, (facts, body) in enumerate(run.messages):
@@ -357,6 +360,11 @@ def _traced(run: _Run, status: int, folder: str, seconds: float) -> Traced:
                 if case in programs:
                     again[case] = program.digest
                 programs.setdefault(case, program)
+        elif kind == "refused":
+            problem = _failed(facts, imported)
+            if problem.case in programs or problem.case in refused:
+                again[problem.case] = problem.sentence
+            refused.setdefault(problem.case, problem)
         elif kind == "error":
             failed = _failed(facts, imported)
     stage = "traces" if imported else "imports"
@@ -367,6 +375,7 @@ def _traced(run: _Run, status: int, folder: str, seconds: float) -> Traced:
     return Traced(
         programs=programs,
         again=again,
+        refused=refused,
         imported=imported,
         failed=failed,
         in_force=in_force,
