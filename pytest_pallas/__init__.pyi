@@ -75,3 +75,7 @@ from pytest_pallas.spec import Permuted as Permuted
 from pytest_pallas.spec import Raises as Raises
 from pytest_pallas.spec import Relation as Relation
 from pytest_pallas.strategies import Arguments as Arguments
+from pytest_pallas.candidates.judge import verify as verify
+from pytest_pallas.candidates.judge import verify_many as verify_many
+from pytest_pallas.candidates.report import Counterexample as Counterexample
+from pytest_pallas.candidates.report import Report as Report

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from pallas_sim.errors import OptionError
 from pytest_pallas import __version__, scaffold
+from pytest_pallas.candidates import command
 from pytest_pallas.distribute import merge
 
 
@@ -25,8 +26,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--version", action="version", version=f"pytest-pallas {__version__}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
-    for command in (scaffold, merge):
-        command.add_parser(commands)
+    for module in (scaffold, merge, command):
+        module.add_parser(commands)
     options = parser.parse_args(arguments)
     try:
         return options.run(options)

@@ -1,11 +1,11 @@
 """Private names of JAX: the parts of traced programs, by name, for programs that travel as data.
 
-``pytest_pallas.verify.codec`` writes a program as data in one process and reads it in another. What
+``pytest_pallas.candidates.codec`` writes a program as data in one process and reads it in another. What
 a program may consist of is listed here: classes of parameters, primitives, trees of arguments. A
 reader makes nothing else.
 
 Seen in JAX 0.11.2 and 0.12.0.1. It can go when ``jax.export`` exports functions with kernels that
-are not lowered. Probe: ``tests/unit/verify/test_codec.py``.
+are not lowered. Probe: ``tests/unit/candidates/test_codec.py``.
 """
 
 from __future__ import annotations

@@ -35,16 +35,14 @@ from pytest_pallas.errors import (
     KernelReferenceError,
     MismatchError,
     NotApplicableError,
-    ProgramError,
     RaceError,
     facts_of,
 )
 from pytest_pallas.run.standalone import check
 from pytest_pallas.spec import KernelSpec
-from pytest_pallas.verify.codec import Program
-from pytest_pallas.verify.jail import Limits
-from pytest_pallas.verify.report import (
-    WEIGHTS,
+from pytest_pallas.candidates.codec import Program
+from pytest_pallas.candidates.jail import Limits
+from pytest_pallas.candidates.report import (
     Counterexample,
     Report,
     Stage,
@@ -52,9 +50,9 @@ from pytest_pallas.verify.report import (
     Work,
     score_of,
 )
-from pytest_pallas.verify.sandbox import MOST_SOURCE, Case, Failed, Sandbox, Traced
-from pytest_pallas.verify.task import DrawnCall, Inputs, Task, task_of
-from pytest_pallas.verify.work import problem_with, work_of
+from pytest_pallas.candidates.sandbox import MOST_SOURCE, Case, Failed, Sandbox, Traced
+from pytest_pallas.candidates.task import DrawnCall, Inputs, Task, task_of
+from pytest_pallas.candidates.work import problem_with, work_of
 
 #: Where candidates are judged unless the caller says otherwise.
 TARGETS = ("tpu-sim:v6e", "tpu-compile:v6e")
@@ -247,7 +245,7 @@ def verify_many(
         differentiable = differentiable or tuple(spec.differentiable)
     if reference is None or inputs is None:
         raise OptionError("give a reference and inputs, or a spec that has both")
-    labels = tuple(_label(target) for target in targets)
+    labels = tuple(map(_label, targets))
     if not any(label.name.endswith("-sim") for label in labels):
         raise OptionError(f"targets: none of {', '.join(targets)} is a simulator, which runs a kernel")
     known = [candidate_of(candidate) for candidate in candidates]
@@ -291,8 +289,8 @@ def _label(target: str) -> Label:
     return label if label.target else Label(label.name, DEFAULT_TARGETS[platform])
 
 
-class _Stopped(Exception):
-    """A stage failed, and later ones are not to run."""
+def _text(label: Label) -> str:
+    return f"{label.name}:{label.target}"
 
 
 @dataclass
@@ -372,7 +370,7 @@ class _Judge:
             work=self.work,
             task=task.doubts,
             in_force=() if first is None else first.in_force,
-            targets=tuple(map(str, self.labels)),
+            targets=tuple(map(_text, self.labels)),
             seed=task.seed,
             undecided=self.undecided,
             printed="" if first is None else first.output,
@@ -404,7 +402,7 @@ class _Judge:
         cases = [*(call.case for call in self.task.calls), *gradients]
         again = [len(self.task.calls) - 1, 0]
         for label in self.simulators:
-            self.traced[str(label)] = self.sandbox.trace(
+            self.traced[_text(label)] = self.sandbox.trace(
                 self.candidate.files,
                 self.candidate.module,
                 self.candidate.function,
@@ -478,7 +476,7 @@ class _Judge:
             traced = self._traced_for(label)
             if traced is None or 0 not in traced.programs:
                 continue
-            problem = self._checked("compiles", str(label), 0, traced.programs[0], "")
+            problem = self._checked("compiles", _text(label), 0, traced.programs[0], "")
             if isinstance(problem, str):
                 missing = problem
                 continue
@@ -609,6 +607,8 @@ class _Judge:
             )
         except (NotApplicableError, BackendUnavailableError) as error:
             return first_line(error)
+        except OptionError:
+            raise
         except (KernelReferenceError, MissingRuleError) as error:
             self.undecided = first_line(error)
             return None
@@ -628,12 +628,12 @@ class _Judge:
         failed = None if failure is None or failure.result is None else failure.result.failed
         findings = getattr(error, "findings", ())
         line = next((finding.line for finding in findings if finding.line), "")
-        example = self._example(stage, label, number, name, first_line(error), line=line)
-        texts = _facts_in(str(error))
+        example = self._example(stage, label, number, name, _sentence(error), line=line)
+        example = replace(example, block=_fact(error, "block"), cause=_fact(error, "cause"))
         if check_name == "immutability":
             example = replace(example, name="changes its inputs")
         if failed is None:
-            return replace(example, sentence=_sentence(str(error)), cause=texts.get("cause", ""))
+            return example
         kind = _KINDS.get(failed.kind, name)
         return replace(
             example,
@@ -647,8 +647,6 @@ class _Judge:
             allowed=failed.allowed,
             wrong=failed.wrong,
             patterns=failed.patterns,
-            block=texts.get("block", ""),
-            cause=texts.get("cause", ""),
             line=line or self._line(label, number),
         )
 
@@ -711,20 +709,15 @@ def _of_example(name: str, example: Counterexample, calls: int, share: float = 0
     )
 
 
-def _sentence(text: str) -> str:
-    """Return the first two lines of a message: who, and what."""
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return " ".join(lines[:2])[:500]
+def _fact(error: PallasError, name: str) -> str:
+    """Return a fact of an error's explanation, such as its cause; "" without one."""
+    facts = () if error.explanation is None else error.explanation.facts
+    return next((fact.text for fact in facts if fact.name == name), "")
 
 
-def _facts_in(text: str) -> dict[str, str]:
-    """Return the block and the cause that the context of a message names."""
-    facts: dict[str, str] = {}
-    for line in text.splitlines():
-        name, _, rest = line.strip().partition(" ")
-        if name in ("block", "cause") and name not in facts:
-            facts[name] = rest.strip()
-    return facts
+def _sentence(error: PallasError) -> str:
+    """Return what an error says, in a line: its summary, or else its first line."""
+    return first_line(error) if error.explanation is None else error.explanation.summary
 
 
 def _without_tuning(reference: Callable[..., Any], call: DrawnCall) -> Callable[..., Any]:

@@ -14,7 +14,7 @@ from pytest_pallas.draw.arrays import arrays
 from pytest_pallas.draw.examples import choose
 from pytest_pallas.draw.sizes import parse
 from pytest_pallas.errors import KernelReferenceError
-from pytest_pallas.verify.sandbox import Case
+from pytest_pallas.candidates.sandbox import Case
 
 #: Numbers of calls: those that stand for the shapes that were given, and the hidden ones.
 GIVEN, HIDDEN = 2, 20

@@ -19,8 +19,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pytest_pallas.errors import ProgramError
-from pytest_pallas.verify.codec import Program, decode
-from pytest_pallas.verify.jail import Limits
+from pytest_pallas.candidates.codec import Program, decode
+from pytest_pallas.candidates.jail import Limits
 from pytest_pallas.workers.process import family_of, resident_bytes
 
 _SIZES = struct.Struct("<IQ")
@@ -39,7 +39,7 @@ _MOST_PROCESSES = 18
 
 _BOOTSTRAP = (
     "import sys, json; sys.path[:] = json.loads(sys.argv[1]); "
-    "from pytest_pallas.verify.child import serve; serve(int(sys.argv[2]))"
+    "from pytest_pallas.candidates.child import serve; serve(int(sys.argv[2]))"
 )
 
 

@@ -20,13 +20,13 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from pytest_pallas.verify import jail
+from pytest_pallas.candidates import jail
 
 #: Modules that candidates need: imported once, before the fork.
 _PRELOADS = (
     *("jax", "jax.numpy", "jax.experimental.pallas", "jax.experimental.pallas.tpu"),
     *("jax.experimental.pallas.mosaic_gpu", "jax.experimental.pallas.triton"),
-    *("pallas_sim.simulation", "pytest_pallas.verify.codec"),
+    *("pallas_sim.simulation", "pytest_pallas.candidates.codec"),
 )
 
 _SIZES = struct.Struct("<IQ")
@@ -255,17 +255,17 @@ def _traced(function: Any, job: Mapping[str, Any], case: int, folder: str) -> by
     import jax
     import jax.numpy as jnp
 
-    from pytest_pallas.verify.codec import Program, encode
+    from pytest_pallas.candidates.codec import Program, encode
 
     facts = job["cases"][case]
     options = facts["options"]
     args = [jax.ShapeDtypeStruct(tuple(shape), jnp.dtype(dtype)) for shape, dtype in facts["args"]]
-    wrt = tuple(facts.get("gradient", ()))
+    wrt, count = tuple(facts.get("gradient", ())), len(args)
 
     def call(*arrays: Any) -> Any:
         if not wrt:
             return function(*arrays, **options)
-        given, cotangents = list(arrays[: len(args)]), arrays[len(args) :]
+        given, cotangents = list(arrays[:count]), arrays[count:]
 
         def of_some(*some: Any) -> Any:
             for position, value in zip(wrt, some, strict=True):
@@ -278,10 +278,7 @@ def _traced(function: Any, job: Mapping[str, Any], case: int, folder: str) -> by
     if wrt:
         of_call = jax.eval_shape(lambda *arrays: function(*arrays, **options), *args)
         args = [*args, *jax.tree.leaves(of_call)]
-        wrapped = [*args]
-    else:
-        wrapped = args
-    jaxpr, shape = jax.make_jaxpr(call, return_shape=True)(*wrapped)
+    jaxpr, shape = jax.make_jaxpr(call, return_shape=True)(*args)
     return encode(Program(jaxpr, jax.tree.structure(shape)), folder)
 
 
