@@ -19,7 +19,7 @@ import math
 import re
 import struct
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 import numpy as np
@@ -71,9 +71,14 @@ class Program:
         program that has not been written.
     """
 
-    jaxpr: Any
-    outputs: Any
+    jaxpr: Any = field(repr=False)
+    outputs: Any = field(repr=False)
     digest: str = ""
+
+    @property
+    def __name__(self) -> str:
+        """Its name in messages."""
+        return "the program"
 
     def __call__(self, *args: Any) -> Any:
         """Return what the function returns; JAX may trace it.

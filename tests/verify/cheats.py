@@ -194,8 +194,8 @@ CHEATS: dict[str, tuple[str, tuple[str, ...]]] = {
         ("wrong answer",),
     ),
     "patches_the_judge": (
-        WRONG + "import pytest_pallas.candidates.codec as codec\n"
-        "import pytest_pallas.run.standalone as s\ns.check = lambda *a, **k: None",
+        WRONG + "from pytest_pallas.candidates import codec, child\n"
+        "codec.decode = codec.encode = child.jail.restrict = lambda *a, **k: None",
         ("wrong answer",),
     ),
     "equality_that_lies": (
