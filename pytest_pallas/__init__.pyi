@@ -26,8 +26,8 @@ from pytest_pallas.backends.protocol import RunSettings as RunSettings
 from pytest_pallas.backends.registry import Family as Family
 from pytest_pallas.candidates.judge import verify as verify
 from pytest_pallas.candidates.judge import verify_many as verify_many
-from pytest_pallas.candidates.report import Counterexample as Counterexample
-from pytest_pallas.candidates.report import Report as Report
+from pytest_pallas.candidates.verdicts import Counterexample as Counterexample
+from pytest_pallas.candidates.verdicts import Report as Report
 from pytest_pallas.checks import Check as Check
 from pytest_pallas.checks import declare_check as declare_check
 from pytest_pallas.checks import declare_sanitizer as declare_sanitizer

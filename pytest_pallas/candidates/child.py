@@ -125,7 +125,7 @@ def _keep(
     """Start the process of a candidate, and end it and all that it has started."""
     os.setsid()
     jail.adopt_orphans()
-    limits = jail.Limits(**job["limits"])
+    limits = jail.SandboxLimits(**job["limits"])
     names = jail.separate(root, visible, limits) if job["separate"] else []
     folder = jail.FOLDER if names else tempfile.mkdtemp(prefix="pallas_candidate_")
     if not names:
@@ -181,7 +181,7 @@ def _become(
     descriptors: Sequence[int],
     folder: str,
     names: list[str],
-    limits: jail.Limits,
+    limits: jail.SandboxLimits,
 ) -> None:
     """Become the candidate: write its files, give up what it may not have, and answer."""
     answers, output = descriptors
@@ -192,7 +192,9 @@ def _become(
     kept = os.dup2(answers, 3) if answers != 3 else 3
     os.closerange(4, 65536)
     os.environ.clear()
-    os.environ.update({"HOME": folder, "TMPDIR": folder, "JAX_PLATFORMS": "cpu", "PATH": "/usr/bin"})
+    os.environ.update(
+        {"HOME": folder, "TMPDIR": folder, "JAX_PLATFORMS": "cpu", "PATH": "/usr/bin"}
+    )
     tempfile.tempdir = folder
     for name, text in job["files"].items():
         path = os.path.join(folder, os.path.basename(name))
@@ -220,7 +222,7 @@ def _trace_all(job: Mapping[str, Any], folder: str, say: Callable[..., None]) ->
 
     from pallas_sim.chips import TARGETS
     from pallas_sim.tracing import tracing_for
-    from pytest_pallas.candidates.codec import Program, encode
+    from pytest_pallas.candidates.codec import ProgramData, encode
 
     stage, case = "imports", -1
 
@@ -243,7 +245,7 @@ def _trace_all(job: Mapping[str, Any], folder: str, say: Callable[..., None]) ->
                 try:
                     with _without_judge() if unseen else contextlib.nullcontext():
                         jaxpr, shape = _traced(function, job["cases"][case])
-                    body = encode(Program(jaxpr, jax.tree.structure(shape)), folder)
+                    body = encode(ProgramData(jaxpr, jax.tree.structure(shape)), folder)
                 except Exception as error:
                     facts = _described(error, folder)
                     say({"kind": "refused", "stage": stage, "case": case, **facts})
@@ -284,14 +286,14 @@ def _traced(function: Any, facts: Mapping[str, Any]) -> Any:
     def call(*arrays: Any) -> Any:
         if not wrt:
             return function(*arrays, **options)
-        given, cotangents = list(arrays[:count]), arrays[count:]
+        inputs, cotangents = list(arrays[:count]), arrays[count:]
 
         def of_some(*some: Any) -> Any:
             for position, value in zip(wrt, some, strict=True):
-                given[position] = value
-            return function(*given, **options)
+                inputs[position] = value
+            return function(*inputs, **options)
 
-        outputs, pull = jax.vjp(of_some, *(given[position] for position in wrt))
+        outputs, pull = jax.vjp(of_some, *(inputs[position] for position in wrt))
         return pull(jax.tree.unflatten(jax.tree.structure(outputs), cotangents))
 
     if wrt:

@@ -16,7 +16,6 @@ import enum
 import hashlib
 import json
 import math
-import re
 import struct
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -24,6 +23,8 @@ from typing import Any, NoReturn
 
 import numpy as np
 
+from pallas_sim.errors import first_line
+from pallas_sim.traces import is_dropped
 from pytest_pallas.compat import programs
 from pytest_pallas.errors import ProgramError
 
@@ -56,12 +57,12 @@ _REASONS = {
     **dict.fromkeys(("infeed", "outfeed", "call_exported"), "it is more than a program"),
 }
 
-#: Parameters that hold functions or facts that no rule reads; None takes their place.
-_UNREAD = frozenset({"sharding", "out_sharding", "ctx_mesh", "which_linear"} - {"which_linear"})
+#: Parameters that hold functions or facts that no rule reads; None takes their where_defined.
+_UNREAD = frozenset({"sharding", "out_sharding"})
 
 
 @dataclass(frozen=True)
-class Program:
+class ProgramData:
     """A traced program.
 
     Attributes:
@@ -109,7 +110,7 @@ def _refuse(sentence: str, name: str = "") -> NoReturn:
 # Writing.
 
 
-def encode(program: Program, folder: str = "") -> bytes:
+def encode(program: ProgramData, folder: str = "") -> bytes:
     """Return a program as bytes.
 
     Args:
@@ -207,6 +208,7 @@ class _Writer:
 
     def _composed(self, value: Any, where: str) -> int:
         import jax
+        from jax.core import Tracer
 
         spec = programs.partitions(value)
         if spec is not None:
@@ -221,12 +223,12 @@ class _Writer:
             return self.put("dict", items)
         if programs.is_shaped(value):
             return self._aval(value)
-        if type(value).__name__ == "PyTreeDef":
+        if programs.is_tree(value):
             return self._tree(value, where)
         if programs.is_mesh(value):
             names, sizes, kinds = programs.mesh_facts(value)
             return self.put("mesh", [self.node(name) for name in names], sizes, kinds)
-        if isinstance(value, jax.core.Tracer):
+        if isinstance(value, Tracer):
             _refuse(f"{where or 'a part of the program'} is a value that is being traced", "Tracer")
         if isinstance(value, (np.ndarray, np.generic, jax.Array)) or hasattr(value, "__array__"):
             return self._array(value)
@@ -235,15 +237,16 @@ class _Writer:
         generator = programs.generator_name(value)
         if generator is not None:
             return self.put("generator", generator)
-        if type(value).__name__ == "KeyTy":
-            return self.put("keys", programs.generator_name(value._impl))  # noqa: SLF001
+        keys = programs.generator_of_keys(value)
+        if keys is not None:
+            return self.put("keys", keys)
+        if programs.is_scalar_type(value):
+            return self.put("scalar type", np.dtype(value).name)
         if isinstance(value, type):
             return self._type(value, where)
-        if type(value).__name__ == "_ScalarMeta":
-            return self.put("scalar type", np.dtype(value.dtype).name)
         if type(value) is object:
             return self.put("mark", sum(node[0] == "mark" for node in self.nodes))
-        if type(value).__name__ == "Traceback":
+        if programs.is_traceback(value):
             return self.put("none")
         return self._object(value, where)
 
@@ -268,8 +271,6 @@ class _Writer:
             return self.put("scalar type", np.dtype(value).name)
         name = programs.name_of_class(value)
         if name is None:
-            if type(value).__name__ == "_ScalarMeta":
-                return self.put("scalar type", np.dtype(value).name)
             _refuse(f"{where} is the type {value.__qualname__}, which cannot cross")
         return self.put("class", name)
 
@@ -292,9 +293,10 @@ class _Writer:
 
     def _array(self, value: Any) -> int:
         import jax
+        import jax.numpy as jnp
 
         generator = ""
-        if jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key):
+        if jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
             generator, value = str(jax.random.key_impl(value)), programs.key_words(value)
         array = np.asarray(value)
         if array.dtype == object:
@@ -323,7 +325,7 @@ class _Writer:
         def define(var: Any) -> int:
             avals.append(self.node(var.aval))
             variables[var] = len(avals) - 1
-            if type(var).__name__ == "DropVar":
+            if is_dropped(var):
                 dropped.append(len(avals) - 1)
             return len(avals) - 1
 
@@ -362,7 +364,7 @@ class _Writer:
             operands = [atom(operand) for operand in eqn.invars]
             written = {
                 key: self.node(
-                    None if key in _UNREAD and key != "ctx_mesh" else part,
+                    None if key in _UNREAD else part,
                     f"the parameter {key} of {primitive.name}",
                 )
                 for key, part in params.items()
@@ -378,21 +380,21 @@ class _Writer:
         self._jaxprs[id(value)] = value, number
         info = inner.debug_info
         names = None if info is None else info.arg_names
-        place = "" if info is None else str(info.func_src_info or "")
-        place = place.replace(self.folder, "") if self.folder else place
+        where_defined = "" if info is None else str(info.func_src_info or "")
+        where_defined = where_defined.replace(self.folder, "") if self.folder else where_defined
         self.lines[str(number)] = [
             stacks,
             None if names is None else [None if name is None else str(name) for name in names],
-            place,
+            where_defined,
             "" if info is None else str(info.traced_for or ""),
         ]
         return number
 
     def _const(self, value: Any) -> int:
         """Return a constant of a program; None for one that its equation is given as an operand."""
-        import jax
+        from jax.core import Tracer
 
-        if isinstance(value, jax.core.Tracer):
+        if isinstance(value, Tracer):
             return self.node(None)
         return self.node(value, "a constant")
 
@@ -416,11 +418,11 @@ class _Writer:
 
 def _order(value: Any) -> str:
     """Return a text by which parts of a set are ordered, the same in every process."""
-    return f"{type(value).__name__} {_ADDRESS.sub('', repr(value))}"
-
-
-#: The address in the text of an object.
-_ADDRESS = re.compile(r"(at 0x|id=)[0-9a-f]+")
+    if isinstance(value, (str, int, float)):
+        return f"{type(value).__name__} {value}"
+    fields = programs.read_fields(value) if programs.name_of_class(type(value)) else {}
+    parts = [getattr(value, "input", None), *fields.values()]
+    return f"{type(value).__name__} {[part for part in parts if isinstance(part, (str, int))]}"
 
 
 def _is(value: Any, kind: type) -> bool:
@@ -448,7 +450,7 @@ class _Table:
       kinds: their kinds.
       parts: how many parts each has, with those of its parts.
       arrays: the arrays.
-      lines: of each program: the stacks of its equations, names of arguments, place.
+      lines: of each program: stacks of its equations, names of arguments, its function.
       tracebacks: of the stacks.
     """
 
@@ -470,7 +472,7 @@ class _Table:
         return self.values[number]
 
 
-def decode(data: bytes, folder: str = "") -> Program:
+def decode(data: bytes, folder: str = "") -> ProgramData:
     """Return the program that ``encode`` wrote.
 
     Args:
@@ -489,11 +491,12 @@ def decode(data: bytes, folder: str = "") -> Program:
         *(OverflowError, RecursionError, MemoryError, struct.error, NotImplementedError),
         *(UnicodeError, RuntimeError, ZeroDivisionError),
     ) as error:
-        reason = str(error).strip().partition("\n")[0][:200] or type(error).__name__
-        raise ProgramError(f"these bytes are no program: {reason}") from error
+        raise ProgramError(
+            f"these bytes are no program: {type(error).__name__}: {first_line(error)[:200]}"
+        ) from error
 
 
-def _decoded(data: bytes, folder: str) -> Program:
+def _decoded(data: bytes, folder: str) -> ProgramData:
     start = len(MAGIC) + 4
     if len(data) < start or not data.startswith(MAGIC):
         _refuse("these bytes are no program: they do not begin as one")
@@ -520,12 +523,10 @@ def _decoded(data: bytes, folder: str) -> Program:
     jaxpr, tree = table(program), table(outputs)
     if table.kinds[program] != "program" or not hasattr(jaxpr, "consts"):
         _refuse("these bytes are no program: their root is none")
-    if table.kinds[outputs] not in ("tree", "leaf") or tree.num_leaves != len(
-        _open(jaxpr).outvars
-    ):
+    if table.kinds[outputs] not in ("tree", "leaf") or tree.num_leaves != len(_open(jaxpr).outvars):
         _refuse("these bytes are no program: its results have another structure")
     meaning = json.dumps([header["nodes"], header["arrays"], header["root"]], sort_keys=True)
-    return Program(jaxpr, tree, _sum(meaning.encode())[:32])
+    return ProgramData(jaxpr, tree, _sum(meaning.encode())[:32])
 
 
 def _arrays(entries: Sequence[Any], data: bytes) -> list[Any]:
@@ -571,8 +572,10 @@ def _stacks(frames: Sequence[Any], stacks: Sequence[Any], folder: str) -> list[A
     for file, name, qualified, *numbers in frames:
         places = [min(_size(number), 1 << 20) for number in numbers]
         if len(places) != 4 or "\0" in _text(file):
-            raise ValueError("a frame has no place")
-        file = f"{folder.rstrip('/')}/{file}" if folder and not file.startswith(("/", "<")) else file
+            raise ValueError("a frame has no line")
+        file = (
+            f"{folder.rstrip('/')}/{file}" if folder and not file.startswith(("/", "<")) else file
+        )
         listed.append((file, _text(name), _text(qualified), *places))
     if sum(map(len, stacks)) > MOST_HEADER:
         raise ValueError("there are too many frames")
@@ -623,10 +626,12 @@ def _read_program(
         return programs.make_effect(cls, position if kind == "at" else variables[position])
 
     constvars, invars = ([define(position) for position in group] for group in ins)
-    stacks, names, place, traced_for = table.lines[str(number)]
-    if folder and " at " in place:
-        function, _, rest = _text(place).partition(" at ")
-        place = f"{function} at {rest if rest.startswith(('/', '<')) else f'{folder}/{rest}'}"
+    stacks, names, where_defined, traced_for = table.lines[str(number)]
+    if folder and " at " in where_defined:
+        function, _, file = _text(where_defined).partition(" at ")
+        where_defined = (
+            f"{function} at {file if file.startswith(('/', '<')) else f'{folder}/{file}'}"
+        )
     listed: list[Any] = []
     for (name, operands, outs, params, changes), stack in zip(eqns, stacks, strict=True):
         primitive = programs.primitive_of(_text(name))
@@ -652,7 +657,7 @@ def _read_program(
         list(map(atom, outvars)),
         listed,
         list(map(effect, effects)),
-        (_text(traced_for), _text(place), arguments),
+        (_text(traced_for), _text(where_defined), arguments),
         None if consts is None else list(map(table, consts)),
     )
 
@@ -721,7 +726,7 @@ def _read_scalar_type(_: _Table, name: str) -> Any:
     import jax.numpy as jnp
 
     dtype = _dtype(name)
-    return jnp.bool_ if dtype == bool else getattr(jnp, dtype.name)
+    return jnp.bool_ if dtype.kind == "b" else getattr(jnp, dtype.name)
 
 
 #: How to read a node of each kind, but for programs.

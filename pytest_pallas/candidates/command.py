@@ -76,7 +76,7 @@ def run(arguments: argparse.Namespace) -> int:
     from pallas_sim import set_platforms
     from pytest_pallas.backends.devices import simulate
     from pytest_pallas.candidates.judge import verify_many
-    from pytest_pallas.candidates.report import to_json
+    from pytest_pallas.candidates.verdicts import to_json
 
     set_platforms()
     simulate(_DEVICES, os.environ, explicit=False)
@@ -123,10 +123,11 @@ def _loaded(target: str) -> Any:
     """
     import importlib.util
 
-    file, colon, name = target.rpartition(":")
-    path = Path(file)
-    if not colon or not path.is_file():
-        raise OptionError(f"--reference={target}: give FILE.py:FUNCTION; there is no file {file!r}")
+    from pytest_pallas.candidates.judge import divided
+
+    path, name = divided(target)
+    if not path.is_file():
+        raise OptionError(f"--reference={target}: there is no file {path}")
     sys.path.insert(0, str(path.parent.resolve()))
     module_spec = importlib.util.spec_from_file_location(path.stem, path)
     if module_spec is None or module_spec.loader is None:

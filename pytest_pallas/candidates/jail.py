@@ -2,7 +2,7 @@
 
 Namespaces of Linux give it no network, no other processes and a file system of its own, in which it
 can write in one small folder only; where they are not allowed, Landlock forbids writing elsewhere.
-Limits of the system hold in both cases. ``enter`` says what is in force.
+SandboxLimits of the system hold in both cases. ``enter`` says what is in force.
 
 This runs in a fork of a process without threads. It uses system calls by ``ctypes``, because
 Python has no functions for them.
@@ -41,7 +41,7 @@ _NOBODY = 65534
 
 
 @dataclass(frozen=True, kw_only=True)
-class Limits:
+class SandboxLimits:
     """What a candidate may use.
 
     Attributes:
@@ -85,7 +85,7 @@ def _mount(source: str, target: str, kind: str | None, flags: int, data: str = "
     )
 
 
-def separate(root: str, visible: Sequence[str], limits: Limits) -> list[str]:
+def separate(root: str, visible: Sequence[str], limits: SandboxLimits) -> list[str]:
     """Give this process namespaces of its own; its children are in a new process namespace.
 
     Args:
@@ -122,7 +122,7 @@ def separate(root: str, visible: Sequence[str], limits: Limits) -> list[str]:
     return names
 
 
-def _own_files(root: str, visible: Sequence[str], limits: Limits) -> None:
+def _own_files(root: str, visible: Sequence[str], limits: SandboxLimits) -> None:
     """Change to a file system of this process's own, with some folders of the real one."""
     _mount("none", "/", None, _REC | _PRIVATE)
     _mount("tmpfs", root, "tmpfs", _NOSUID | _NODEV, "size=1m,mode=755")
@@ -159,7 +159,7 @@ def _make_read_only(path: str) -> None:
         _mount("none", path, None, _REMOUNT | _BIND | _RDONLY | _NOSUID | _NODEV)
 
 
-def restrict(separated: bool, folder: str, limits: Limits) -> list[str]:
+def restrict(separated: bool, folder: str, limits: SandboxLimits) -> list[str]:
     """Give up privileges, and set limits; the last step before the candidate's code.
 
     Args:

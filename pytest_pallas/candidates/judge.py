@@ -25,6 +25,19 @@ from pallas_sim.errors import (
     SimulationLimitError,
     first_line,
 )
+from pytest_pallas.candidates.codec import ProgramData
+from pytest_pallas.candidates.jail import SandboxLimits
+from pytest_pallas.candidates.sandbox import MOST_SOURCE, Case, Failed, Sandbox, Traced
+from pytest_pallas.candidates.task import DrawnCall, KernelTask, TaskInputs, task_of
+from pytest_pallas.candidates.verdicts import (
+    Counterexample,
+    Report,
+    Stage,
+    Verdict,
+    Work,
+    score_of,
+)
+from pytest_pallas.candidates.work import problem_with, work_of
 from pytest_pallas.errors import (
     BackendUnavailableError,
     CapacityError,
@@ -40,19 +53,6 @@ from pytest_pallas.errors import (
 )
 from pytest_pallas.run.standalone import check
 from pytest_pallas.spec import KernelSpec
-from pytest_pallas.candidates.codec import Program
-from pytest_pallas.candidates.jail import Limits
-from pytest_pallas.candidates.report import (
-    Counterexample,
-    Report,
-    Stage,
-    Verdict,
-    Work,
-    score_of,
-)
-from pytest_pallas.candidates.sandbox import MOST_SOURCE, Case, Failed, Sandbox, Traced
-from pytest_pallas.candidates.task import DrawnCall, Inputs, Task, task_of
-from pytest_pallas.candidates.work import problem_with, work_of
 
 #: Where candidates are judged unless the caller says otherwise.
 TARGETS = ("tpu-sim:v6e", "tpu-compile:v6e")
@@ -83,7 +83,7 @@ _KINDS = {"dtype": "wrong dtype", "shape": "wrong shape", "tree": "wrong structu
 
 
 @dataclass(frozen=True, kw_only=True)
-class Candidate:
+class CandidateSource:
     """The source of a kernel.
 
     Attributes:
@@ -103,7 +103,19 @@ class Candidate:
     problem: Failed | None = None
 
 
-def candidate_of(kernel: Any) -> Candidate:
+def divided(text: str) -> tuple[Path, str]:
+    """Return the file and the function that ``FILE.py:FUNCTION`` names.
+
+    Raises:
+      OptionError: it names none.
+    """
+    file, colon, function = text.rpartition(":")
+    if not colon or not function.isidentifier():
+        raise OptionError(f"{text!r}: give the file and the function as FILE.py:FUNCTION")
+    return Path(file), function
+
+
+def candidate_of(kernel: Any) -> CandidateSource:
     """Return the candidate that a caller means.
 
     Args:
@@ -112,13 +124,10 @@ def candidate_of(kernel: Any) -> Candidate:
     Raises:
       OptionError: it is none of these, or there is no such file.
     """
-    if isinstance(kernel, Candidate):
+    if isinstance(kernel, CandidateSource):
         return kernel
     if isinstance(kernel, str):
-        file, colon, function = kernel.rpartition(":")
-        if not colon or not function.isidentifier():
-            raise OptionError(f"{kernel!r}: give the file and the function as FILE.py:FUNCTION")
-        path = Path(file)
+        path, function = divided(kernel)
     else:
         try:
             path, function = Path(inspect.getsourcefile(kernel) or ""), str(kernel.__qualname__)
@@ -141,7 +150,7 @@ def candidate_of(kernel: Any) -> Candidate:
         text = path.read_text(encoding="utf-8", errors="surrogateescape")
     module = path.name if path.suffix == ".py" else f"{path.name}.py"
     module = module if module.removesuffix(".py").isidentifier() else "candidate.py"
-    return Candidate(
+    return CandidateSource(
         name=name,
         files={module: text},
         module=module,
@@ -178,7 +187,7 @@ def verify(
       inputs: shapes such as ``"m k, k n"`` (docs/strategies.md), a hypothesis strategy of calls, or
         a sequence of arrays and ``jax.ShapeDtypeStruct``, of whose shapes other values are drawn.
       targets: simulated chips (``"tpu-sim:v6e"``, ``"gpu-sim:h100"``), and compilers
-        (``"tpu-compile:v6e"``), which are asked where they are installed.
+        (``"tpu-compile:v6e"``), which are used where they are installed.
       budget: seconds for all of it.
       seed: of the draws; by default one that nobody can know before. The report has it.
       spec: a ``KernelSpec`` in place of reference and inputs; its kernel is not run.
@@ -247,10 +256,12 @@ def verify_many(
         raise OptionError("give a reference and inputs, or a spec that has both")
     labels = tuple(map(_label, targets))
     if not any(label.name.endswith("-sim") for label in labels):
-        raise OptionError(f"targets: none of {', '.join(targets)} is a simulator, which runs a kernel")
+        raise OptionError(
+            f"targets: none of {', '.join(targets)} is a simulator, which runs a kernel"
+        )
     known = [candidate_of(candidate) for candidate in candidates]
     seed = secrets.randbits(32) if seed is None else seed
-    drawn = Inputs(
+    drawn = TaskInputs(
         inputs=inputs,
         dtypes=tuple(dtypes),
         sizes=dict(sizes or {}),
@@ -262,13 +273,13 @@ def verify_many(
 
 
 def _judged(
-    candidates: Sequence[Candidate],
-    task: Task,
+    candidates: Sequence[CandidateSource],
+    task: KernelTask,
     labels: Sequence[Label],
     budget: float,
     stop: bool,
 ) -> Iterator[Report]:
-    with Sandbox(Limits(seconds=min(budget, 60.0))) as sandbox:
+    with Sandbox(SandboxLimits(seconds=min(budget, 60.0))) as sandbox:
         for candidate in candidates:
             yield _Judge(candidate, task, labels, sandbox, budget, stop).report()
 
@@ -304,8 +315,8 @@ class _Judge:
       works: whether the program of a call has a kernel.
     """
 
-    candidate: Candidate
-    task: Task
+    candidate: CandidateSource
+    task: KernelTask
     labels: Sequence[Label]
     sandbox: Sandbox
     budget: float
@@ -326,12 +337,12 @@ class _Judge:
             "traces": self.traces,
             "kernel": self.kernel,
             "compiles": self.compiles,
-            "given": lambda: self.calls("given", self.given, ("forward", "grid", "immutability")),
+            "given": lambda: self.calls("given", self.first, ("forward", "grid", "immutability")),
             "hidden": lambda: self.calls("hidden", self.hidden, ("forward", "grid")),
             "ordered": lambda: self.calls(
-                "ordered", self.given, ("races", "dma", "deadlock", "schedule")
+                "ordered", self.first, ("races", "dma", "deadlock", "schedule")
             ),
-            "deterministic": lambda: self.calls("deterministic", self.given, ("determinism",)),
+            "deterministic": lambda: self.calls("deterministic", self.first, ("determinism",)),
             "gradients": self.gradients,
             "cost": self.cost,
         }
@@ -387,7 +398,7 @@ class _Judge:
         return [label for label in self.labels if label.name.endswith("-sim")]
 
     @property
-    def given(self) -> list[int]:
+    def first(self) -> list[int]:
         """Numbers of the calls of given shapes."""
         return [n for n, call in enumerate(self.task.calls) if not call.hidden]
 
@@ -400,7 +411,7 @@ class _Judge:
         """Import and trace the candidate in the sandbox."""
         if self.candidate.problem is not None:
             return _failed_stage("imports", self.candidate.problem)
-        gradients = [self._gradient_case(n) for n in self.given if self.task.differentiable]
+        gradients = [self._gradient_case(n) for n in self.first if self.task.differentiable]
         cases = [*(call.case for call in self.task.calls), *gradients]
         again = [len(self.task.calls) - 1, 0]
         for label in self.simulators:
@@ -424,7 +435,7 @@ class _Judge:
         for label, traced in self.traced.items():
             if traced.failed is not None:
                 return _failed_stage("traces", traced.failed)
-            for number in self.given:
+            for number in self.first:
                 if number in traced.refused:
                     problem = traced.refused[number]
                     self._add(self._refusal("traces", label, number, problem))
@@ -436,9 +447,7 @@ class _Judge:
                     sentence = "a second trace of the same call gives another program"
                     call = self._example("traces", label, number, "state", sentence)
                     self._add(call)
-                    return Stage(
-                        name="traces", verdict="failed", reason="state", sentence=sentence
-                    )
+                    return Stage(name="traces", verdict="failed", reason="state", sentence=sentence)
         return Stage(name="traces", verdict="passed")
 
     def kernel(self) -> Stage:
@@ -457,13 +466,13 @@ class _Judge:
                 problem = problem_with(program.jaxpr, work)
                 if problem is None:
                     continue
-                if number in self.given:
+                if number in self.first:
                     self._add(self._example("kernel", label, number, *problem))
                     return _failed_stage(
                         "kernel", Failed(stage="kernel", name=problem[0], sentence=problem[1])
                     )
                 hidden.append((label, number, *problem))
-        if hidden and 2 * len(hidden) > looked - len(self.given) * len(self.traced):
+        if hidden and 2 * len(hidden) > looked - len(self.first) * len(self.traced):
             label, number, name, sentence = hidden[0]
             sentence = f"for {len(hidden)} hidden calls: {sentence}"
             self._add(self._example("kernel", label, number, name, sentence))
@@ -474,7 +483,7 @@ class _Judge:
         """Compile the first call where a compiler is installed."""
         compilers = [label for label in self.labels if label.name.endswith("-compile")]
         missing = ""
-        asked = 0
+        compiled = 0
         for label in compilers:
             traced = self._traced_for(label)
             if traced is None or 0 not in traced.programs:
@@ -483,14 +492,14 @@ class _Judge:
             if isinstance(problem, str):
                 missing = problem
                 continue
-            asked += 1
+            compiled += 1
             if problem is not None:
                 self._add(problem)
-                return _of_example("compiles", problem, asked)
-        if not asked:
-            sentence = missing or "no compiler is asked"
+                return _of_example("compiles", problem, compiled)
+        if not compiled:
+            sentence = missing or "no compiler is installed"
             return Stage(name="compiles", verdict="not applicable", sentence=sentence)
-        return Stage(name="compiles", verdict="passed", calls=asked, share=1.0)
+        return Stage(name="compiles", verdict="passed", calls=compiled, share=1.0)
 
     def calls(self, stage: str, numbers: Sequence[int], checks: Sequence[str]) -> Stage:
         """Judge calls by checks, on every simulator."""
@@ -545,7 +554,7 @@ class _Judge:
             return Stage(name="gradients", verdict="not applicable")
         judged = 0
         for label, traced in self.traced.items():
-            for position, number in enumerate(self.given):
+            for position, number in enumerate(self.first):
                 at = len(task.calls) + position
                 if at in traced.refused:
                     problem: Any = self._refusal("gradients", label, number, traced.refused[at])
@@ -588,7 +597,7 @@ class _Judge:
         stage: str,
         label: str,
         number: int,
-        program: Program,
+        program: ProgramData,
         name: str,
         gradient: bool = False,
     ) -> Counterexample | str | None:
@@ -686,12 +695,14 @@ class _Judge:
         )
 
     def _add(self, example: Counterexample) -> None:
-        alike = [one for one in self.examples if (one.stage, one.name) == (example.stage, example.name)]
+        alike = [
+            one for one in self.examples if (one.stage, one.name) == (example.stage, example.name)
+        ]
         if len(alike) < _MOST_EXAMPLES:
             self.examples.append(example)
 
 
-def _through_a_kernel(program: Program) -> Callable[..., Any]:
+def _through_a_kernel(program: ProgramData) -> Callable[..., Any]:
     """Return a program whose results a kernel copies: checks judge the answers of kernels only."""
     import jax
     from jax.experimental import pallas as pl
@@ -766,14 +777,14 @@ def _gradient_call(
     count, tree = len(args), jax.tree.structure(outputs)
 
     def derivative(*values: Any) -> Any:
-        given = list(values[:count])
+        inputs = list(values[:count])
 
         def of_some(*some: Any) -> Any:
             for position, value in zip(wrt, some, strict=True):
-                given[position] = value
-            return reference(*given)
+                inputs[position] = value
+            return reference(*inputs)
 
-        _, pull = jax.vjp(of_some, *(given[position] for position in wrt))
+        _, pull = jax.vjp(of_some, *(inputs[position] for position in wrt))
         return pull(jax.tree.unflatten(tree, values[count:]))
 
     return (*args, *cotangents), derivative

@@ -18,9 +18,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from pytest_pallas.candidates.codec import ProgramData, decode
+from pytest_pallas.candidates.jail import SandboxLimits
 from pytest_pallas.errors import ProgramError
-from pytest_pallas.candidates.codec import Program, decode
-from pytest_pallas.candidates.jail import Limits
 from pytest_pallas.workers.process import family_of, resident_bytes
 
 _SIZES = struct.Struct("<IQ")
@@ -94,7 +94,7 @@ class Traced:
       seconds: how long it took.
     """
 
-    programs: Mapping[int, Program]
+    programs: Mapping[int, ProgramData]
     again: Mapping[int, str]
     refused: Mapping[int, Failed]
     imported: bool
@@ -110,14 +110,14 @@ class Sandbox:
     One thread uses it. ``with Sandbox() as sandbox`` ends it.
     """
 
-    def __init__(self, limits: Limits | None = None, *, separate: bool = True) -> None:
+    def __init__(self, limits: SandboxLimits | None = None, *, separate: bool = True) -> None:
         """Start nothing yet.
 
         Args:
           limits: of each candidate.
           separate: False to do without namespaces, as systems do that do not allow them.
         """
-        self.limits = limits or Limits()
+        self.limits = limits or SandboxLimits()
         self.separate = separate
         self._process: subprocess.Popen[bytes] | None = None
         self._channel: socket.socket | None = None
@@ -192,9 +192,15 @@ class Sandbox:
             sentence = f"its files have more than {MOST_SOURCE >> 20} MiB"
             failed = Failed(stage="imports", name="too large", sentence=sentence)
             return Traced(
-                programs={}, again={}, refused={}, imported=False, failed=failed, in_force=(), output="",
+                programs={},
+                again={},
+                refused={},
+                imported=False,
+                failed=failed,
+                in_force=(),
+                output="",
                 seconds=0.0,
-            )  # fmt: skip
+            )
         job = {
             "files": files,
             "module": module,
@@ -205,11 +211,11 @@ class Sandbox:
             "limits": dataclasses.asdict(self.limits),
             "separate": self.separate,
         }
-        run = _Run(self.limits)
+        run = _Watch(self.limits)
         status = self._run(json.dumps(job).encode(errors="surrogateescape"), run)
         return _traced(run, status, folder, time.monotonic() - begun)
 
-    def _run(self, job: bytes, run: _Run) -> int:
+    def _run(self, job: bytes, run: _Watch) -> int:
         """Hand over a job and watch it; return the status of its process."""
         channel = self._open()
         answers, theirs = os.pipe()
@@ -234,7 +240,7 @@ class Sandbox:
                     os.close(descriptor)
 
 
-class _Run:
+class _Watch:
     """The watch over one candidate.
 
     Attributes:
@@ -242,7 +248,7 @@ class _Run:
       ending: name and sentence of what ended it, if the judge did.
     """
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: SandboxLimits) -> None:
         self.limits = limits
         self.messages: list[tuple[dict[str, Any], bytes]] = []
         self.ending: tuple[str, str] | None = None
@@ -334,9 +340,9 @@ def _read(descriptor: int) -> bytes | None:
         return None
 
 
-def _traced(run: _Run, status: int, folder: str, seconds: float) -> Traced:
+def _traced(run: _Watch, status: int, folder: str, seconds: float) -> Traced:
     """Return what the answers of a candidate say."""
-    programs: dict[int, Program] = {}
+    programs: dict[int, ProgramData] = {}
     again: dict[int, str] = {}
     refused: dict[int, Failed] = {}
     in_force: tuple[str, ...] = ()

@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 
 from pallas_sim.errors import OptionError
+from pytest_pallas.candidates.sandbox import Case
 from pytest_pallas.draw.arguments import Arguments, as_arguments
 from pytest_pallas.draw.arrays import arrays
 from pytest_pallas.draw.examples import choose
 from pytest_pallas.draw.sizes import parse
 from pytest_pallas.errors import KernelReferenceError
-from pytest_pallas.candidates.sandbox import Case
 
 #: Numbers of calls: those that stand for the shapes that were given, and the hidden ones.
 GIVEN, HIDDEN = 2, 20
@@ -44,7 +44,7 @@ class DrawnCall:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Task:
+class KernelTask:
     """What candidates are to compute.
 
     Attributes:
@@ -65,7 +65,7 @@ class Task:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Inputs:
+class TaskInputs:
     """How the calls of a task are drawn.
 
     Attributes:
@@ -88,11 +88,11 @@ class Inputs:
 
 def task_of(
     reference: Callable[..., Any],
-    inputs: Inputs,
+    inputs: TaskInputs,
     *,
     seed: int,
     differentiable: Sequence[int] = (),
-) -> Task:
+) -> KernelTask:
     """Draw the calls of a task, and judge it.
 
     Raises:
@@ -107,7 +107,7 @@ def task_of(
     if any(call.example == "replaced zeros" for call in calls):
         doubts.append("arguments of zeros were replaced by drawn values: zeros hide what is wrong")
     more, fault = _judged(reference, calls)
-    return Task(
+    return KernelTask(
         reference=reference,
         calls=calls,
         seed=seed,
@@ -117,7 +117,7 @@ def task_of(
     )
 
 
-def _calls(inputs: Inputs, seed: int) -> Iterator[DrawnCall]:
+def _calls(inputs: TaskInputs, seed: int) -> Iterator[DrawnCall]:
     given = inputs.inputs
     if isinstance(given, str):
         yield from _of_shapes(inputs, given, seed)
@@ -134,7 +134,7 @@ def _calls(inputs: Inputs, seed: int) -> Iterator[DrawnCall]:
         )
 
 
-def _of_shapes(inputs: Inputs, shapes: str, seed: int) -> Iterator[DrawnCall]:
+def _of_shapes(inputs: TaskInputs, shapes: str, seed: int) -> Iterator[DrawnCall]:
     spec = parse(shapes)
     dtypes: Any = inputs.dtypes[0] if len(inputs.dtypes) == 1 else inputs.dtypes
     unknown = set(inputs.sizes) - set(spec.names)
@@ -157,7 +157,7 @@ def _of_shapes(inputs: Inputs, shapes: str, seed: int) -> Iterator[DrawnCall]:
         yield _call(as_arguments(value), inputs, name, hidden=hidden)
 
 
-def _of_arrays(inputs: Inputs, given: Sequence[Any], seed: int) -> Iterator[DrawnCall]:
+def _of_arrays(inputs: TaskInputs, given: Sequence[Any], seed: int) -> Iterator[DrawnCall]:
     """Yield calls of the shapes of arrays: their values, and others."""
     rng = np.random.default_rng(seed)
     listed = [np.asarray(value) if not hasattr(value, "dtype") else value for value in given]
@@ -182,7 +182,7 @@ def _drawn(rng: np.random.Generator, like: Any) -> Any:
     return rng.standard_normal(like.shape).astype(dtype)
 
 
-def _call(arguments: Arguments, inputs: Inputs, example: str, *, hidden: bool) -> DrawnCall:
+def _call(arguments: Arguments, inputs: TaskInputs, example: str, *, hidden: bool) -> DrawnCall:
     options = {**inputs.options, **arguments.options, **arguments.tuning}
     for name, value in options.items():
         if value is not None and not isinstance(value, (bool, int, float, str)):
@@ -231,7 +231,9 @@ def _judged(
         np.nanmax(np.abs(answer.astype(np.float64)), initial=0.0) < _TINY for answer in floats
     ):
         fault = f"the answers of the reference are smaller than {_TINY:g}"
-    elif floats and all(answer.size > 1 and np.ptp(answer.astype(np.float64)) == 0 for answer in floats):
+    elif floats and all(
+        answer.size > 1 and np.ptp(answer.astype(np.float64)) == 0 for answer in floats
+    ):
         doubts.append("the answer of the reference is constant: every element is the same number")
     return tuple(doubts), fault
 
@@ -252,5 +254,9 @@ def _changed(rng: np.random.Generator, value: Any) -> Any:
     if value.dtype.kind == "b":
         return ~value
     if value.dtype.kind in "iu":
-        return np.roll(value, 1) if value.size > 1 and np.ptp(value) else np.where(value == 0, value, 0)
+        return (
+            np.roll(value, 1)
+            if value.size > 1 and np.ptp(value)
+            else np.where(value == 0, value, 0)
+        )
     return (rng.standard_normal(value.shape) + 0.5).astype(value.dtype)

@@ -15,8 +15,8 @@ from pallas_sim.traces import (
     sub_jaxprs,
     without_dead_code,
 )
+from pytest_pallas.candidates.verdicts import Work
 from pytest_pallas.grid.kernel_calls import kernel_calls, live_kernel_calls, only_copies
-from pytest_pallas.candidates.report import Work
 
 #: Operations that move numbers, and compute none.
 _FREE = frozenset(

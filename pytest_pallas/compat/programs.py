@@ -1,8 +1,8 @@
 """Private names of JAX: the parts of traced programs, by name, for programs that travel as data.
 
-``pytest_pallas.candidates.codec`` writes a program as data in one process and reads it in another. What
-a program may consist of is listed here: classes of parameters, primitives, trees of arguments. A
-reader makes nothing else.
+``pytest_pallas.candidates.codec`` writes a program as data in one process and reads it in another.
+What a program may consist of is listed here: classes of parameters, primitives, trees of arguments.
+A reader makes nothing else.
 
 Seen in JAX 0.11.2 and 0.12.0.1. It can go when ``jax.export`` exports functions with kernels that
 are not lowered. Probe: ``tests/unit/candidates/test_codec.py``.
@@ -259,13 +259,13 @@ def reduced_eqn(eqn: Any) -> tuple[Any, dict[str, Any]]:
 
 
 def _closed(jaxpr: Any) -> Any:
-    core: Any = importlib.import_module("jax._src.core")
-    return jaxpr if hasattr(jaxpr, "consts") else getattr(core, "ClosedJaxpr", core.Jaxpr)(jaxpr, ())
+    core: Any = importlib.import_module("jax.extend.core")
+    return jaxpr if hasattr(jaxpr, "consts") else core.ClosedJaxpr(jaxpr, ())
 
 
 def _pjit() -> Any:
     module: Any = importlib.import_module("jax._src.pjit")
-    return getattr(module, "jit_p", None) or module.pjit_p
+    return module.jit_p
 
 
 @functools.cache
@@ -298,9 +298,10 @@ def is_shaped(aval: Any) -> bool:
 
 def shaped(shape: tuple[Any, ...], dtype: Any, weak: bool, space: Any) -> Any:
     """Return the abstract value of an array."""
-    core: Any = importlib.import_module("jax._src.core")
-    options = {} if space is None else {"memory_space": space}
-    return core.ShapedArray(shape, dtype, weak, **options)
+    from jax.core import ShapedArray
+
+    options: dict[str, Any] = {} if space is None else {"memory_space": space}
+    return ShapedArray(shape, dtype, weak, **options)
 
 
 def key_dtype(name: str) -> Any:
@@ -327,18 +328,38 @@ def generator(name: str) -> Any:
     return _generators(importlib.import_module("jax._src.random.prng"))[name]
 
 
+def generator_of_keys(dtype: Any) -> str | None:
+    """Return the name of the generator of a dtype of typed keys; None of any other value."""
+    return generator_name(dtype._impl) if type(dtype).__name__ == "KeyTy" else None
+
+
+def is_tree(value: Any) -> bool:
+    """Return whether a parameter is the structure of a pytree."""
+    return type(value).__name__ == "PyTreeDef"
+
+
+def is_traceback(value: Any) -> bool:
+    """Return whether a parameter is a traceback of JAX."""
+    return type(value).__name__ == "Traceback"
+
+
+def is_scalar_type(value: Any) -> bool:
+    """Return whether a parameter is a scalar type of ``jax.numpy``, such as ``jnp.float32``."""
+    return type(value).__name__ == "_ScalarMeta"
+
+
 def key_words(value: Any) -> Any:
-    """Return the words of an array of typed keys."""
+    """Return the numbers of an array of typed keys."""
     import jax
 
     return jax.random.key_data(value)
 
 
-def keys_of(words: Any, name: str) -> Any:
-    """Return the array of typed keys of these words."""
+def keys_of(numbers: Any, name: str) -> Any:
+    """Return the array of typed keys of these numbers."""
     import jax
 
-    return jax.random.wrap_key_data(words, impl=name)
+    return jax.random.wrap_key_data(numbers, impl=name)
 
 
 def typed_scalar(value: Any) -> Any:
@@ -392,11 +413,11 @@ def make_tree(kind: Any, data: Any, children: Sequence[Any]) -> Any:
     leaf: Any = jax.tree.structure(0)
     if kind is None:
         return leaf
-    util: Any = importlib.import_module("jax._src.tree_util")
     make, listed = type(leaf).from_node_data_and_children, list(children)
     try:
-        return make(util.default_registry, (kind, data), listed)
+        return make(jax.tree_util.default_registry, (kind, data), listed)
     except RuntimeError:  # a class that only tracing takes apart
+        util: Any = importlib.import_module("jax._src.tree_util")
         return make(util.tracing_registry, (kind, data), listed)
 
 
@@ -412,11 +433,12 @@ def make_eqn(
     traceback: Any,
 ) -> Any:
     """Return an equation."""
-    core: Any = importlib.import_module("jax._src.core")
-    info: Any = importlib.import_module("jax._src.source_info_util")
-    source = info.SourceInfo(traceback, info.NameStack())
-    context = core.JaxprEqnContext()
-    return core.JaxprEqn(list(ins), list(outs), primitive, params, set(effects), source, context)
+    from jax.extend.core import JaxprEqn
+    from jax.extend.source_info_util import NameStack, SourceInfo
+
+    source: Any = SourceInfo(traceback, NameStack())
+    context = importlib.import_module("jax._src.core").JaxprEqnContext()
+    return JaxprEqn(list(ins), list(outs), primitive, params, set(effects), source, context)
 
 
 def make_jaxpr(
@@ -432,16 +454,16 @@ def make_jaxpr(
 
     Its ``debug_info`` is what it was traced for, where its function is, and names of arguments.
     """
-    core: Any = importlib.import_module("jax._src.core")
-    traced_for, place, names = debug_info
+    core: Any = importlib.import_module("jax.extend.core")
+    traced_for, function, names = debug_info
     info: Any = importlib.import_module("jax._src.linear_util").DebugInfo
-    debug = info(traced_for, place, names, None)
+    debug = info(traced_for, function, names, None)
     open_one = core.Jaxpr(
         list(constvars), list(invars), list(outvars), list(eqns), set(effects), debug
     )
     if consts is None:
         return open_one
-    return getattr(core, "ClosedJaxpr", core.Jaxpr)(open_one, list(consts))
+    return core.ClosedJaxpr(open_one, list(consts))
 
 
 def make_effect(cls: type, position: Any) -> Any:
@@ -460,13 +482,13 @@ def make_effect(cls: type, position: Any) -> Any:
 
 def make_var(aval: Any, *, dropped: bool = False) -> Any:
     """Return a variable."""
-    core: Any = importlib.import_module("jax._src.core")
+    core: Any = importlib.import_module("jax.extend.core")
     return core.DropVar(aval) if dropped else core.Var(aval)
 
 
 def make_literal(value: Any, aval: Any) -> Any:
     """Return an operand that is a constant."""
-    core: Any = importlib.import_module("jax._src.core")
+    core: Any = importlib.import_module("jax.extend.core")
     return core.Literal(value, aval)
 
 

@@ -15,13 +15,13 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 from jax.experimental.pallas.ops.tpu import all_gather
 from jax.sharding import PartitionSpec as P
-from pallas_sim.exploration.explorer import Explorer, Redundant
-from pallas_sim.exploration.search import Search
 
 from pallas_sim import explore
 from pallas_sim.copies import signal, wait
 from pallas_sim.cores import run_concurrently
 from pallas_sim.errors import DeadlockError, OptionError
+from pallas_sim.exploration.explorer import Explorer, Redundant
+from pallas_sim.exploration.search import Search
 from pallas_sim.findings import Owner
 from pallas_sim.machine import Machine, Thread
 from pallas_sim.recording import Semaphore

@@ -54,8 +54,7 @@ CHEATS: dict[str, tuple[str, tuple[str, ...]]] = {
         ("constants",),
     ),
     "jnp_for_other_shapes": (
-        RIGHT + "def kernel(x, y):\n"
-        "    return right(x, y) if x.shape[0] == 16 else 2 * x + y",
+        RIGHT + "def kernel(x, y):\n    return right(x, y) if x.shape[0] == 16 else 2 * x + y",
         ("no kernel",),
     ),
     # What calls Python, or another library.
@@ -80,7 +79,8 @@ CHEATS: dict[str, tuple[str, tuple[str, ...]]] = {
     "rows_not_written": (
         RIGHT + "def kernel(x, y):\n"
         "    spec = pl.BlockSpec((8, x.shape[1]), lambda i: (i, 0))\n"
-        "    return right(x, y, grid=(max(x.shape[0] // 8, 1),), in_specs=[spec, spec], out_specs=spec)",
+        "    grid = (max(x.shape[0] // 8, 1),)\n"
+        "    return right(x, y, grid=grid, in_specs=[spec, spec], out_specs=spec)",
         ("wrong answer", "grid"),
     ),
     "stale_output": (

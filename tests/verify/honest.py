@@ -3,8 +3,6 @@
 ``add_*`` compute ``2 x + y`` of two matrices, ``dot_*`` the product, ``sum_*`` the softmax of rows.
 """
 
-# ruff: noqa: ANN001, ANN201, ANN202, D103
-
 from __future__ import annotations
 
 import functools
@@ -188,9 +186,7 @@ def add_when(x, y):
 
     spec = pl.BlockSpec((8, x.shape[1]), lambda i, s: (i, 0))
     grid = (pl.cdiv(x.shape[0], 8), 2)
-    call = pl.pallas_call(
-        body, grid=grid, in_specs=[spec, spec], out_specs=spec, out_shape=like(x)
-    )
+    call = pl.pallas_call(body, grid=grid, in_specs=[spec, spec], out_specs=spec, out_shape=like(x))
     return call(x, y)
 
 
@@ -205,7 +201,10 @@ def dot_rows(x, w, rows=8):
     return pl.pallas_call(
         body,
         grid=(pl.cdiv(m, rows),),
-        in_specs=[pl.BlockSpec((rows, k), lambda i: (i, 0)), pl.BlockSpec((k, n), lambda i: (0, 0))],
+        in_specs=[
+            pl.BlockSpec((rows, k), lambda i: (i, 0)),
+            pl.BlockSpec((k, n), lambda i: (0, 0)),
+        ],
         out_specs=pl.BlockSpec((rows, n), lambda i: (i, 0)),
         out_shape=jax.ShapeDtypeStruct((m, n), x.dtype),
     )(x, w)

@@ -14,10 +14,10 @@ import pytest
 from cheats import CHEATS
 
 from pytest_pallas import Report, verify_many
-from pytest_pallas.candidates.jail import Limits
-from pytest_pallas.candidates.judge import Candidate, candidate_of
-from pytest_pallas.candidates.report import to_json
+from pytest_pallas.candidates.jail import SandboxLimits
+from pytest_pallas.candidates.judge import CandidateSource, candidate_of
 from pytest_pallas.candidates.sandbox import Sandbox
+from pytest_pallas.candidates.verdicts import to_json
 
 HONEST = Path(__file__).with_name("honest.py")
 
@@ -60,7 +60,7 @@ def judged(task: str) -> Mapping[str, Report]:
 def caught() -> Mapping[str, Report]:
     """Reports of all cheats."""
     candidates = [
-        Candidate(name=name, files={"cheat.py": text}, module="cheat.py", function="kernel")
+        CandidateSource(name=name, files={"cheat.py": text}, module="cheat.py", function="kernel")
         for name, (text, _) in CHEATS.items()
     ]
     reports = verify_many(
@@ -114,9 +114,9 @@ def test_nothing_is_left_behind() -> None:
 def test_without_namespaces_there_is_a_verdict_too(name: str) -> None:
     """Where the system allows no namespaces, limits and Landlock hold."""
     text, names = CHEATS[name]
-    case = candidate_of(Candidate(name=name, files={}, module="", function=""))
+    case = candidate_of(CandidateSource(name=name, files={}, module="", function=""))
     assert case.problem is None
-    with Sandbox(Limits(seconds=5), separate=False) as sandbox:
+    with Sandbox(SandboxLimits(seconds=5), separate=False) as sandbox:
         traced = sandbox.trace({"cheat.py": text}, "cheat.py", "kernel", [], target="v6e")
     assert not any("namespace" in word for word in traced.in_force)
     if name in ("wrong_sign", "no_kernel"):

@@ -211,7 +211,7 @@ def score_of(stages: tuple[Stage, ...]) -> float:
 
 def to_json(report: Report) -> dict[str, Any]:
     """Return a report as plain JSON values; infinite numbers and NaN become texts."""
-    facts = {
+    facts: dict[str, Any] = {
         "format": 1,
         **dataclasses.asdict(report),
         "reason": report.reason,
