@@ -2,23 +2,558 @@
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Hashable
+from collections import Counter, deque
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from pallas_sim.choices import Choices
+from pallas_sim.choices import Choices, atomic_kind
 from pallas_sim.copies import advance
-from pallas_sim.exploration.past import Actor, ExploredStep, MemoryAccess, Past, conflict
-from pallas_sim.findings import Wait
-from pallas_sim.machine import Machine
+from pallas_sim.errors import OptionError
+from pallas_sim.exploration.past import (
+    Actor,
+    ExploredStep,
+    MemoryAccess,
+    Past,
+    conflict,
+    may_change,
+    part_of,
+)
+from pallas_sim.exploration.witness import Witness, digest_of
+from pallas_sim.findings import Owner, Wait
+from pallas_sim.machine import Engines, Machine
 from pallas_sim.memory import Ref, Region
 from pallas_sim.order.accesses import bounds_of, root
 from pallas_sim.recording import Copy, Semaphore, Signalled, Synchronized, Touched, Waited
 
+#: The semaphores that a thread looked at in its last steps, by name, and the counts that it saw.
+type _Seen = dict[Hashable, tuple[Semaphore, int]]
+
 
 class Redundant(BaseException):
     """Ends a run whose orders were all run before. No ``Exception``: a kernel may catch those."""
+
+
+class Unrepeatable(BaseException):
+    """Ends a run that does not repeat the run before: something else than choices decides it."""
+
+
+@dataclass(eq=False)
+class Explorer(Choices):
+    """The choices of one run: the plain ones.
+
+    A thread goes on as long as it can, then the next one, and copies move when no thread can go on.
+    Whoever is passed over is late: it goes on when nobody else can. So to hold back one thread or
+    copy is one choice, as in delay-bounded scheduling (Emmi, Qadeer and Rakamaric, POPL 2011).
+
+    Attributes:
+      machine: that runs.
+      steps: what was done so far.
+      past: the steps, and what comes before what.
+      chosen: by number, who took the next step wherever several could.
+      memory: whether accesses to memory are kept. The proof of order says which of them are in no
+        order; only for a run that shows it are they tried both ways.
+      sums: who added to floating-point memory, by its identity, name and line.
+      turns: when somebody was passed over, and went on after that.
+      jaxpr: what runs.
+    """
+
+    machine: Machine = field(kw_only=True)
+    steps: list[ExploredStep] = field(default_factory=list[ExploredStep])
+    past: Past = field(default_factory=Past)
+    chosen: list[int] = field(default_factory=list[int])
+    memory: bool = field(default=False)
+    sums: dict[tuple[int, str, str], set[Any]] = field(
+        default_factory=dict[tuple[int, str, str], set[Any]]
+    )
+    turns: list[Turn] = field(default_factory=list["Turn"])
+    jaxpr: Any = None
+    _events: Any = None
+    _seen: int = 0
+    _names: dict[int, tuple[Any, Hashable]] = field(default_factory=dict[int, tuple[Any, Hashable]])
+    _copies: dict[int, tuple[Any, Actor]] = field(default_factory=dict[int, tuple[Any, Actor]])
+    _since: dict[Actor, int] = field(default_factory=dict[Actor, int])
+    _counts: Counter[Any] = field(default_factory=Counter[Any])
+    _looks: dict[Actor, tuple[int, _Seen]] = field(default_factory=dict[Actor, "tuple[int, _Seen]"])
+    _pollers: list[Any] = field(default_factory=list[Any])
+    _woken: int = 0
+    _late: dict[Actor, int] = field(default_factory=dict[Actor, int])
+    _delays: int = 0
+    _passed: set[Actor] = field(default_factory=set[Actor])
+    _pending: dict[Actor, tuple[Hashable, tuple[str, str]]] = field(
+        default_factory=dict[Actor, tuple[Hashable, tuple[str, str]]]
+    )
+
+    explores: ClassVar[bool] = True
+
+    def begin(self, jaxpr: Any) -> None:
+        """Keep what runs."""
+        self.jaxpr = jaxpr
+
+    def next_task(self, ready: deque[Any]) -> Any:
+        """Choose what happens next; copies move until a task goes on, or nothing can happen."""
+        while True:
+            self._end_step()
+            tasks = {("thread", task.thread.number, 0): task for task in ready}
+            copies = {self._actor_of(copy): copy for copy in self.machine.copies if copy.movable}
+            operations = {
+                self._actor_of(operation): (engines, operation)
+                for engines in self.machine.engines
+                for operation in engines.movable()
+            }
+            enabled = (*tasks, *copies, *operations)
+            if not enabled:
+                return None
+            if self._late:
+                enabled = tuple(sorted(enabled, key=lambda actor: self._late.get(actor, 0)))
+            position = len(self.steps)
+            self._since = {actor: self._since.get(actor, position) for actor in enabled}
+            actor = self._choose(enabled)
+            if len(enabled) > 1:
+                number = enabled.index(actor)
+                self.chosen.append(number)
+                for passed in enabled[:number]:
+                    self._turn(passed, late=True)
+            if self._late.pop(actor, 0) and actor in self._passed:
+                self._turn(actor, late=False)
+            self.steps.append(ExploredStep(actor))
+            self._counts[actor] += 1
+            if actor in tasks:
+                ready.remove(tasks[actor])
+                return tasks[actor]
+            if actor in copies:
+                self._move(copies[actor])
+            else:
+                self._operate_engine(actor, *operations[actor])
+
+    def _be_late(self, actor: Actor) -> None:
+        """Let all others that can go on do so first, those too that will only begin."""
+        self._delays += 1
+        self._late[actor] = self._delays
+
+    def _turn(self, actor: Actor, *, late: bool) -> None:
+        """Note that somebody is passed over, or goes on after that."""
+        if late:
+            self._be_late(actor)
+            self._passed.add(actor)
+        else:
+            self._passed.discard(actor)
+        self.turns.append(Turn(len(self.steps), actor, late))
+        timeline = self.machine.timeline
+        if timeline is not None:
+            owner, what = self.owner_of(actor), self.name_of(actor)
+            timeline.turn(owner, f"late: {what}" if late else f"goes on: {what}")
+
+    def owner_of(self, actor: Actor) -> Owner:
+        """Return a thread, or that which started a copy."""
+        return list(self.machine.owners)[actor[1]]
+
+    def name_of(self, actor: Actor) -> str:
+        """Return what a reader calls an actor: ``"device 1"``, ``"copy 2 of device 1 (...)"``."""
+        owner = self.owner_of(actor)
+        if actor[0] == "thread":
+            return str(owner)
+        copy = next(copy for copy, known in self._copies.values() if known == actor)
+        source, target = copy.names
+        what = f"{source or 'memory'} -> {target or 'memory'}, {_brief(copy.line)}"
+        return f"copy {actor[2]} of {owner} ({what})"
+
+    def _choose(self, enabled: tuple[Actor, ...]) -> Actor:
+        """Return who takes the next step, of those who can."""
+        return enabled[0]
+
+    @property
+    def witness(self) -> Witness:
+        """The order of the run so far."""
+        last = max((at for at, choice in enumerate(self.chosen, 1) if choice), default=0)
+        choices = tuple(self.chosen[:last])
+        memory = self.memory and self.machine.platform == "gpu"
+        return Witness(digest_of(self.jaxpr), self.machine.target, choices, memory=memory)
+
+    def look(self, thread: Any, kind: str, target: Any, line: str = "") -> None:
+        """Add a look to the current step.
+
+        A thread that has only looked since it saw the same waits for a change.
+        """
+        if not self.steps:
+            return
+        step = self.steps[-1]
+        where = (getattr(target, "name", target), line)
+        if kind == "wait":
+            self._pending[step.actor] = (self._name(target), where)
+            return
+        if kind != "look":
+            step.operations[kind, target] = 1
+            step.where[kind, target] = where
+            return
+        name = self._name(target)
+        last, seen = self._looks.get(step.actor, (0, {}))
+        if last != self._counts[step.actor] - 1:
+            seen = {}
+        task = thread.machine.scheduler.current
+        same = all(one.count == count for one, count in seen.values())
+        if name in seen and same and task is not None:
+            self._wait_for_change(thread, task, [one for one, _ in seen.values()], line)
+            step, seen = self.steps[-1], {}
+        seen[name] = (target, target.count)
+        self._looks[step.actor] = (self._counts[step.actor], seen)
+        step.operations["look", name] = 1
+        step.where["look", name] = where
+        self._be_late(step.actor)  # a loop that looks must let all others go on
+
+    def _wait_for_change(
+        self, thread: Any, task: Any, semaphores: Sequence[Semaphore], line: str
+    ) -> None:
+        """Let others go on until a count changes, or nothing else can happen."""
+        scheduler = thread.machine.scheduler
+        for semaphore in semaphores:
+            semaphore.waiting.append(task)
+        self._pollers.append((task, semaphores))
+        if self._wake_pollers not in scheduler.idle:
+            scheduler.idle.append(self._wake_pollers)
+        scheduler.block(lambda: _polls(thread, semaphores[-1], line))
+        self.follow_waker()
+        for semaphore in semaphores:
+            if task in semaphore.waiting:
+                semaphore.waiting.remove(task)
+
+    def operate(
+        self, kind: str, name: Hashable, value: int, where: tuple[str, str] = ("", "")
+    ) -> None:
+        """As any ``Choices``."""
+        if self.steps:
+            step = self.steps[-1]
+            step.operations[kind, name], step.where[kind, name] = value, where
+
+    def operation_done(self, operation: Any, steps: int) -> None:
+        """As any ``Choices``."""
+        self.operate("peek", ("steps of", self._actor_of(operation)), steps)
+
+    def access(
+        self, region: Region, atomic: str, where: tuple[str, str], *, writes: bool | None = None
+    ) -> None:
+        """As any ``Choices``."""
+        if self.steps:
+            writes = atomic != "look" if writes is None else writes
+            self._touch(self.steps[-1], region, where, writes=writes, atomic=atomic)
+
+    def spin(self) -> None:
+        """As any ``Choices``."""
+        accesses = self.steps[-1].accesses
+        accesses[:] = [a._replace(spins=a.spins or a.atomic == "look") for a in accesses]
+
+    def follow_waker(self) -> None:
+        """As any ``Choices``."""
+        actor = self.steps[-1].actor
+        self.past.follow(actor[1], self._since[actor] - 1)
+
+    def name(self, memory: Any, place: Hashable) -> None:
+        """As any ``Choices``."""
+        whole = root(memory)
+        self._names[id(whole)] = (whole, place)
+
+    def _operate_engine(self, actor: Actor, engines: Engines, operation: Any) -> None:
+        """Let the next step of an operation of a GPU's engine happen."""
+        self.operate("add", ("steps of", actor), 1)
+        for side in engines.move(operation):
+            where = (side.name, operation.record.line)
+            self._touch(self.steps[-1], side.region, where, writes=side.writes, atomic=side.atomic)
+
+    def _wake_pollers(self) -> bool:
+        """Let those look again who wait for a change, if nothing else can happen."""
+        self._woken += 1
+        pollers = [task for task, semaphores in self._pollers if task in semaphores[0].waiting]
+        self._pollers.clear()
+        if not pollers or self._woken > _POLLS:
+            return False
+        for task in pollers:
+            self.machine.scheduler.wake(task)
+        return True
+
+    def _move(self, copy: Copy) -> None:
+        """Let the next event of a copy happen."""
+        step = self.steps[-1]
+        reads = bool(copy.unread)
+        semaphore = copy.sent if reads else copy.done
+        for region, writes in copy.sides:
+            if writes != reads:
+                where = (copy.names[writes], copy.line)
+                atomic = _adding(region) if writes and copy.adds else ""
+                self._touch(step, region, where, writes=writes, atomic=atomic)
+        advance(self.machine, copy)
+        if semaphore is not None:
+            _operate(step, "add", self._name(semaphore), copy.size, (semaphore.name, copy.line))
+
+    def _actor_of(self, copy: Any) -> Actor:
+        known = self._copies.get(id(copy))
+        if known is not None:
+            return known[1]
+        starter = self.steps[-1].actor if self.steps else ("thread", -1, 0)
+        actor = ("copy", starter[1], self._counts["copies", starter[1]])
+        self._counts["copies", starter[1]] += 1
+        self._copies[id(copy)] = (copy, actor)
+        if self.steps:
+            self.past.begin(actor, len(self.steps) - 1)
+        return actor
+
+    def finish(self) -> None:
+        """End the step that is the last one of all threads."""
+        self._end_step()
+        self._events, self._seen = self.machine.recording.events, len(self.machine.recording.events)
+        self.past.meet()
+
+    def end(self) -> None:
+        """End the run: waits that never ended are steps, too, as in another order they may have."""
+        self._end_step()
+        for actor, (name, where) in self._pending.items():
+            operation = ("take", name)
+            step = ExploredStep(actor, {operation: 0}, where={operation: where})
+            self.past.add(step, (), everyone=False)
+
+    def _end_step(self) -> None:
+        """Take the events since the step began."""
+        events = self.machine.recording.events
+        fresh, barrier = events[self._seen :], False
+        if self._events is not None and events is not self._events:
+            fresh, barrier = [*self._events[self._seen :], *events], True
+        self._events, self._seen = events, len(events)
+        if not self.steps:
+            return
+        step = self.steps[-1]
+        if step.ended:
+            return
+        step.ended = True
+        met: list[int] = []
+        for event in fresh:
+            if isinstance(event, Signalled):
+                kind = "add" if event.amount >= 0 else "subtract"
+                where = (event.semaphore.name, event.line)
+                _operate(step, kind, self._name(event.semaphore), event.amount, where)
+            elif isinstance(event, Waited):
+                operation = ("take" if event.takes else "peek", self._name(event.semaphore))
+                step.operations[operation] = event.amount
+                step.where[operation] = (event.semaphore.name, event.line)
+                self._pending.pop(step.actor, None)
+            elif isinstance(event, Touched):
+                where = (event.name, event.line)
+                atomic = _adding(event.region) if event.adds else ""
+                if self.memory:
+                    self._touch(step, event.region, where, writes=event.writes, atomic=atomic)
+            elif isinstance(event, Synchronized) and not barrier:
+                met += event.threads
+        if step.operations:
+            self._woken = 0
+        self.past.add(step, met, everyone=barrier)
+
+    def _touch(
+        self,
+        step: ExploredStep,
+        region: Region,
+        where: tuple[str, str],
+        *,
+        writes: bool,
+        atomic: str,
+    ) -> None:
+        if not (self.memory or atomic):
+            return
+        whole = root(region)
+        if atomic == "sum":
+            adders = self.sums.setdefault((id(whole), *where), set())
+            adders.add((step.actor, len(self.steps)))
+        if id(whole) not in self._names:
+            self._learn_all()
+        name = self._names.setdefault(id(whole), (whole, ("memory", len(self._names))))[1]
+        start, (first, end) = bounds_of(whole)[0], bounds_of(region)
+        part = part_of(region, start)
+        access = MemoryAccess(name, first - start, end - start, writes, atomic, where, part)
+        step.accesses.append(access)
+
+    def _name(self, semaphore: Semaphore) -> Hashable:
+        """Name a semaphore by where it is, which all runs do alike."""
+        place = getattr(semaphore, "place", None)  # of a barrier of a GPU
+        if place is not None:
+            return place
+        known = self._names.get(id(semaphore))
+        if known is None:
+            self._learn_all()
+            known = self._names.setdefault(id(semaphore), (semaphore, semaphore.name))
+        return known[1]
+
+    def _learn_all(self) -> None:
+        for device in self.machine.devices.values():
+            for key, ref in device.memory.items():
+                self._learn(ref, (device.number, key))
+            for key, barrier in device.barriers.items():
+                self._names[id(barrier)] = (barrier, (device.number, key))
+
+    def _learn(self, ref: Ref, where: Hashable) -> None:
+        if ref.data.dtype == object:
+            for number, one in enumerate(ref.data.flat):
+                self._names.setdefault(id(one), (one, (where, number)))
+        else:
+            self._names.setdefault(id(root(ref.data)), (root(ref.data), where))
+
+
+@dataclass(frozen=True)
+class Turn:
+    """Somebody was passed over, or went on after that.
+
+    Attributes:
+      step: before which step of the run.
+      actor: who.
+      late: whether it was passed over.
+    """
+
+    step: int
+    actor: Actor
+    late: bool
+
+
+#: How many lines tell an order.
+_LINES = 16
+
+#: What a step does, in words.
+_VERBS = {
+    "add": "adds {} to",
+    "subtract": "adds {} to",
+    "take": "takes {} from",
+    "peek": "sees {} on",
+    "look": "looks at",
+    "change": "reads and changes",
+    "arrive": "arrives at",
+    "pass": "passes",
+}
+
+#: Of operations that no line of the kernel names.
+_NOWHERE = ("", "")
+
+
+def story_of(explorer: Explorer) -> tuple[str, ...]:
+    """Tell in lines what the steps of a run did, from where it leaves the plain order."""
+    if not explorer.turns:
+        return ()
+    turns: dict[int, list[Turn]] = {}
+    for turn in explorer.turns:
+        turns.setdefault(turn.step, []).append(turn)
+    first = explorer.turns[0].step
+    last = max((turn.step for turn in explorer.turns if not turn.late), default=len(explorer.steps))
+    lines = [f"{first} steps in the plain order, then:"]
+    for number, step in enumerate(explorer.steps[first : last + 1], first):
+        for turn in turns.get(number, ()):
+            name = explorer.name_of(turn.actor)
+            lines.append(f"> {name} {'is late' if turn.late else 'goes on, after all others'}")
+        done = [
+            (_VERBS[kind].format(amount), step.where[kind, what])
+            for (kind, what), amount in step.operations.items()
+            if kind in _VERBS and step.where[kind, what] != _NOWHERE
+        ]
+        done += [
+            (_VERBS[access.atomic if access.atomic == "look" else "change"], access.where)
+            for access in step.accesses
+            if access.atomic
+        ]
+        if done:
+            told = ", ".join(f"{verb} {name} ({_brief(line)})" for verb, (name, line) in done)
+            lines.append(f"  {explorer.name_of(step.actor)}: {told}")
+    if len(lines) > _LINES:
+        half = _LINES // 2
+        lines[half:-half] = [f"  ... {len(lines) - 2 * half} more"]
+    return tuple(lines)
+
+
+def _brief(line: str) -> str:
+    """Return ``file:line`` without the folder."""
+    return line.rpartition("/")[2]
+
+
+@dataclass(eq=False)
+class ReplayedOrder(Explorer):
+    """The choices of a witness, and then the plain ones.
+
+    Attributes:
+      schedule: the witness.
+    """
+
+    schedule: Witness = field(kw_only=True)
+
+    def __post_init__(self) -> None:
+        """Let threads stop where they did."""
+        self.memory = self.schedule.memory
+
+    def begin(self, jaxpr: Any) -> None:
+        """Keep what runs.
+
+        Raises:
+          OptionError: it is not what the witness is of.
+        """
+        super().begin(jaxpr)
+        self.schedule.require(digest_of(jaxpr), self.machine.target)
+
+    def _choose(self, enabled: tuple[Actor, ...]) -> Actor:
+        """Return whom the witness names.
+
+        Raises:
+          OptionError: there are not so many who can go on.
+        """
+        if len(enabled) == 1:
+            return enabled[0]
+        at = len(self.chosen)
+        choice = self.schedule.choices[at] if at < len(self.schedule.choices) else 0
+        if choice >= len(enabled):
+            raise OptionError(
+                f"the schedule does not fit this run: choice {at} of it is {choice}, and "
+                f"{len(enabled)} can go on there; {_OTHER_RUN}"
+            )
+        return enabled[choice]
+
+    def complete(self) -> None:
+        """Reject a run that has ended before the witness has.
+
+        Raises:
+          OptionError: choices are left over.
+        """
+        left = len(self.schedule.choices) - len(self.chosen)
+        if left > 0:
+            raise OptionError(
+                f"the schedule does not fit this run: {left} of its "
+                f"{len(self.schedule.choices)} choices are left over; {_OTHER_RUN}"
+            )
+
+
+@dataclass(eq=False)
+class DirectedOrder(Explorer):
+    """Lets some actors take steps in an order, as far as they can, and then chooses plainly.
+
+    Attributes:
+      actors: who take the first steps.
+      held: who waits after these, as long as anybody else can go on; None for nobody.
+      until: the step that ends this: whose, and how many it had taken before.
+      overtaken: whether that step was taken while ``held`` waited.
+    """
+
+    actors: Sequence[Actor] = ()
+    held: Actor | None = None
+    until: tuple[Actor, int] | None = None
+    overtaken: bool = False
+    _at: int = 0
+
+    def _choose(self, enabled: tuple[Actor, ...]) -> Actor:
+        while self._at < len(self.actors):
+            actor = self.actors[self._at]
+            self._at += 1
+            if actor in enabled:
+                return actor
+        if self.held is None:
+            return enabled[0]
+        actor = next((one for one in enabled if one != self.held), self.held)
+        if actor == self.held:
+            self.held = None
+        elif (actor, self._counts[actor]) == self.until:
+            self.held, self.overtaken = None, True
+        return actor
+
+
+# All orders: dynamic partial order reduction.
 
 
 @dataclass(eq=False)
@@ -43,106 +578,26 @@ class Node:
 
 
 @dataclass(eq=False)
-class Explorer(Choices):
-    """The choices of one run of an exploration: those of ``nodes`` first, then new ones.
+class ReducedOrder(Explorer):
+    """The choices of ``nodes`` first, then new ones, none of which repeat orders that were run.
 
     Attributes:
-      machine: that runs.
       nodes: the states of the run, in order, as far as they are known.
-      steps: what was done so far, a step for each node.
-      past: the steps with their clocks.
-      memory: whether the order of accesses to memory matters, too. The proof of order says which
-        accesses are in no order; only for a run that shows it are they tried both ways.
     """
 
-    machine: Machine = field(kw_only=True)
     nodes: list[Node] = field(default_factory=list[Node])
-    steps: list[ExploredStep] = field(default_factory=list[ExploredStep])
-    memory: bool = False
-    _events: Any = None
-    _seen: int = 0
-    _names: dict[int, tuple[Any, Hashable]] = field(default_factory=dict[int, tuple[Any, Hashable]])
-    _copies: dict[int, tuple[Copy, Actor]] = field(default_factory=dict[int, tuple[Copy, Actor]])
-    past: Past = field(default_factory=lambda: Past())
-    _looks: dict[Actor, tuple[int, Hashable, int]] = field(
-        default_factory=dict[Actor, tuple[int, Hashable, int]]
-    )
-    _pollers: list[Any] = field(default_factory=list[Any])
-    _woken: int = 0
-    _pending: dict[Actor, Hashable] = field(default_factory=dict[Actor, Hashable])
 
-    explores: ClassVar[bool] = True
-
-    def next_task(self, ready: deque[Any]) -> Any:
-        """Choose what happens next; copies move until a task goes on, or nothing can happen."""
-        while True:
-            self._end_step()
-            tasks = {("thread", task.thread.number, 0): task for task in ready}
-            copies = {self._actor_of(copy): copy for copy in self.machine.copies if copy.movable}
-            enabled = (*tasks, *copies)
-            if not enabled:
-                return None
-            actor = self._chosen(enabled)
-            self.steps.append(ExploredStep(actor))
-            if actor in tasks:
-                ready.remove(tasks[actor])
-                return tasks[actor]
-            self._move(copies[actor])
-
-    @property
-    def taken(self) -> tuple[int, ...]:
-        """The schedule of the run: who was chosen wherever there were several."""
-        pairs = zip(self.nodes, self.steps, strict=False)
-        return tuple(
-            node.enabled.index(step.actor) for node, step in pairs if len(node.enabled) > 1
-        )
-
-    def look(self, thread: Any, kind: str, target: Any) -> None:
-        """Add a look to the current step; a thread that sees the same again waits for a change."""
-        if not self.steps:
-            return
-        step = self.steps[-1]
-        if kind == "wait":
-            self._pending[step.actor] = self._name(target)
-            return
-        if kind != "look":
-            step.operations[kind, target] = 1
-            return
-        name = self._name(target)
-        scheduler = thread.machine.scheduler
-        count = sum(1 for one in self.steps if one.actor == step.actor)
-        before = self._looks.get(step.actor)
-        if before == (count - 1, name, target.count) and scheduler.current is not None:
-            target.waiting.append(scheduler.current)
-            self._pollers.append((scheduler.current, target))
-            if self._wake_pollers not in scheduler.idle:
-                scheduler.idle.append(self._wake_pollers)
-            scheduler.block(lambda: _polls(thread, target))
-            step = self.steps[-1]
-            count = sum(1 for one in self.steps if one.actor == step.actor)
-        self._looks[step.actor] = (count, name, target.count)
-        step.operations["look", name] = 1
-
-    def _wake_pollers(self) -> bool:
-        """Let those look again who wait for a change, if nothing else can happen."""
-        self._woken += 1
-        pollers = [(task, target) for task, target in self._pollers if task in target.waiting]
-        self._pollers.clear()
-        if not pollers or self._woken > _POLLS:
-            return False
-        for task, target in pollers:
-            target.waiting.remove(task)
-            self.machine.scheduler.wake(task)
-        return True
-
-    def _chosen(self, enabled: tuple[Actor, ...]) -> Actor:
+    def _choose(self, enabled: tuple[Actor, ...]) -> Actor:
         """Return who takes the next step, and keep the state.
 
         Raises:
           Redundant: all runs from here on were made.
+          Unrepeatable: the run is not the one that the nodes are of.
         """
         number = len(self.steps)
         if number < len(self.nodes):
+            if self.nodes[number].enabled != enabled:
+                raise Unrepeatable
             return self.nodes[number].chosen
         asleep = self._asleep()
         awake = [actor for actor in enabled if actor not in asleep]
@@ -161,114 +616,45 @@ class Explorer(Choices):
         return {
             actor: step
             for actor, step in before.items()
-            if step is not None and actor != last.actor and not conflict(step, last)
+            if step is not None
+            and actor != last.actor
+            and not conflict(step, last)
+            and not may_change(step, last)
         }
 
-    def _move(self, copy: Copy) -> None:
-        """Let the next event of a copy happen."""
-        step = self.steps[-1]
-        reads = bool(copy.unread)
-        semaphore = copy.sent if reads else copy.done
-        for region, writes in copy.sides:
-            if writes != reads:
-                self._touch(step, region, writes=writes)
-        advance(self.machine, copy)
-        if semaphore is not None:
-            operation = ("add", self._name(semaphore))
-            step.operations[operation] = step.operations.get(operation, 0) + copy.size
-
-    def _actor_of(self, copy: Copy) -> Actor:
-        known = self._copies.get(id(copy))
-        if known is not None:
-            return known[1]
-        starter = self.steps[-1].actor if self.steps else ("thread", -1, 0)
-        number = sum(actor[1] == starter[1] for _, actor in self._copies.values())
-        actor = ("copy", starter[1], number)
-        self._copies[id(copy)] = (copy, actor)
-        if self.steps:
-            self.past.begin(actor, len(self.steps) - 1)
-        return actor
-
-    def finish(self) -> None:
-        """End the step that is the last one of all threads."""
-        self._end_step()
-        self._events, self._seen = self.machine.recording.events, len(self.machine.recording.events)
-        self.past.meet()
-
-    def end(self) -> None:
-        """End the run: waits that never ended are steps, too, as in another order they may have."""
-        self._end_step()
-        for actor, name in self._pending.items():
-            self.past.add(ExploredStep(actor, {("take", name): 0}), (), everyone=False)
-
     def _end_step(self) -> None:
-        """Take the events since the step began."""
-        events = self.machine.recording.events
-        fresh, barrier = events[self._seen :], False
-        if self._events is not None and events is not self._events:
-            fresh, barrier = [*self._events[self._seen :], *events], True
-        self._events, self._seen = events, len(events)
-        if not self.steps:
-            return
-        step = self.steps[-1]
-        if step.ended:
-            return
-        step.ended = True
-        met: list[int] = []
-        for event in fresh:
-            if isinstance(event, Signalled):
-                operation = ("add", self._name(event.semaphore))
-                step.operations[operation] = step.operations.get(operation, 0) + event.amount
-            elif isinstance(event, Waited):
-                name = self._name(event.semaphore)
-                step.operations["take" if event.takes else "peek", name] = event.amount
-                self._pending.pop(step.actor, None)
-            elif isinstance(event, Touched):
-                self._touch(step, event.region, writes=event.writes)
-            elif isinstance(event, Synchronized) and not barrier:
-                met += event.threads
-        node = self.nodes[len(self.steps) - 1]
-        node.tried[step.actor] = step
-        if step.operations:
-            self._woken = 0
-        self.past.add(step, met, everyone=barrier)
+        super()._end_step()
+        if self.steps:
+            step = self.steps[-1]
+            self.nodes[len(self.steps) - 1].tried[step.actor] = step
 
-    def _touch(self, step: ExploredStep, region: Region, *, writes: bool) -> None:
-        if not self.memory:
-            return
-        whole = root(region)
-        if id(whole) not in self._names:
-            self._learn_all()
-        name = self._names.setdefault(id(whole), (whole, ("memory", len(self._names))))[1]
-        start, (first, end) = bounds_of(whole)[0], bounds_of(region)
-        step.accesses.append(MemoryAccess(name, first - start, end - start, writes))
 
-    def _name(self, semaphore: Semaphore) -> Hashable:
-        """Name a semaphore by where it is, which all runs do alike."""
-        known = self._names.get(id(semaphore))
-        if known is None:
-            self._learn_all()
-            known = self._names.setdefault(id(semaphore), (semaphore, semaphore.name))
-        return known[1]
+def _adding(region: Region) -> str:
+    return atomic_kind("add", root(region).dtype, used=False)
 
-    def _learn_all(self) -> None:
-        for device in self.machine.devices.values():
-            for key, ref in device.memory.items():
-                self._learn(ref, (device.number, key))
-            for key, barrier in device.barriers.items():
-                self._names[id(barrier)] = (barrier, (device.number, key))
 
-    def _learn(self, ref: Ref, where: Hashable) -> None:
-        if ref.data.dtype == object:
-            for number, one in enumerate(ref.data.flat):
-                self._names.setdefault(id(one), (one, (where, number)))
-        elif self.memory:
-            self._names.setdefault(id(root(ref.data)), (root(ref.data), where))
+def _operate(
+    step: ExploredStep, kind: str, name: Hashable, amount: int, where: tuple[str, str]
+) -> None:
+    operation = (kind, name)
+    step.operations[operation] = step.operations.get(operation, 0) + amount
+    step.where[operation] = where
 
+
+_OTHER_RUN = (
+    "its inputs are others than those that were explored, or a callback or the time decides what "
+    "it does"
+)
 
 #: How often threads that poll look again although nothing has happened: loops that end by counting.
 _POLLS = 64
 
 
-def _polls(thread: Any, semaphore: Semaphore) -> Any:
-    return Wait(owner=thread.owner, on=semaphore.name, had=semaphore.count, program=thread.program)
+def _polls(thread: Any, semaphore: Semaphore, line: str) -> Any:
+    return Wait(
+        owner=thread.owner,
+        on=semaphore.name,
+        had=semaphore.count,
+        line=line,
+        program=thread.program,
+    )

@@ -123,7 +123,7 @@ def _addupdate(eqn: Equation) -> Evaluate:
             # ``_addupdate_lowering_rule`` makes an atomic of it.
             shape = tuple(eqn.ins[1].shape)
             access = BlockAccess(thread, ref, window, all_operands, eqn.line, shape)
-            access.update(reducer("add", ref.dtype), value, used=False)
+            access.update(reducer("add", ref.dtype), value, "add", used=False)
         else:
             _change(thread, ref, window, all_operands, eqn.line, adding(ref.dtype, value))
         return ()
