@@ -65,6 +65,7 @@ from pytest_pallas.fixture_types import PallasCheck as PallasCheck
 from pytest_pallas.fixture_types import PallasCompile as PallasCompile
 from pytest_pallas.fixture_types import PallasMesh as PallasMesh
 from pytest_pallas.fixture_types import PallasRun as PallasRun
+from pytest_pallas.fixture_types import PallasVerify as PallasVerify
 from pytest_pallas.grid.analysis import Analysis as Analysis
 from pytest_pallas.grid.findings import GridFinding as GridFinding
 from pytest_pallas.judge.tolerance import Comparison as Comparison

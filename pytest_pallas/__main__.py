@@ -7,12 +7,8 @@ import sys
 from collections.abc import Sequence
 
 from pallas_sim.errors import OptionError
-<<<<<<< HEAD
-from pytest_pallas import __version__, scaffold
-from pytest_pallas.candidates import command
-=======
 from pytest_pallas import __version__, barriers, examine, mcp_server, scaffold
->>>>>>> main
+from pytest_pallas.candidates import command as verify
 from pytest_pallas.distribute import merge
 
 
@@ -30,13 +26,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--version", action="version", version=f"pytest-pallas {__version__}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
-<<<<<<< HEAD
-    for module in (scaffold, merge, command):
-        module.add_parser(commands)
-=======
-    for command in (scaffold, merge, examine, barriers, mcp_server):
+    for command in (scaffold, merge, examine, barriers, verify, mcp_server):
         command.add_parser(commands)
->>>>>>> main
     options = parser.parse_args(arguments)
     try:
         return options.run(options)

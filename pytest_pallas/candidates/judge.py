@@ -27,7 +27,14 @@ from pallas_sim.errors import (
 )
 from pytest_pallas.candidates.codec import ProgramData
 from pytest_pallas.candidates.jail import SandboxLimits
-from pytest_pallas.candidates.sandbox import MOST_SOURCE, Case, Failed, Sandbox, Traced
+from pytest_pallas.candidates.sandbox import (
+    MOST_SOURCE,
+    Case,
+    Failed,
+    Sandbox,
+    Traced,
+    warm_sandbox,
+)
 from pytest_pallas.candidates.task import DrawnCall, KernelTask, TaskInputs, task_of
 from pytest_pallas.candidates.verdicts import (
     Counterexample,
@@ -279,9 +286,8 @@ def _judged(
     budget: float,
     stop: bool,
 ) -> Iterator[Report]:
-    with Sandbox(SandboxLimits(seconds=min(budget, 60.0))) as sandbox:
-        for candidate in candidates:
-            yield _Judge(candidate, task, labels, sandbox, budget, stop).report()
+    for candidate in candidates:
+        yield _Judge(candidate, task, labels, warm_sandbox(), budget, stop).report()
 
 
 def _label(target: str) -> Label:
@@ -423,6 +429,7 @@ class _Judge:
                 target=label.target,
                 again=again,
                 folder=self.candidate.folder,
+                limits=SandboxLimits(seconds=min(self.budget, 60.0)),
             )
         for traced in self.traced.values():
             if not traced.imported:
@@ -607,10 +614,12 @@ class _Judge:
         if gradient:
             args, reference = _gradient_call(reference, args, self.task.differentiable)
         keywords: dict[str, Any] = {"checks": name} if name else {}
-        without = 0 < number < len(self.task.calls) and not self.works.get((label, number), True)
+        without = not self.works.get((label, number), True)
+        if gradient:  # which may be left to jnp
+            without = not work_of(program.jaxpr).kernels
         try:
             check(
-                _through_a_kernel(program) if without and not gradient else program,
+                _through_a_kernel(program) if without else program,
                 *args,
                 reference=reference,
                 backend=label,

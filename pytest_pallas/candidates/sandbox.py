@@ -13,6 +13,7 @@ import socket
 import struct
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -175,6 +176,7 @@ class Sandbox:
         target: str,
         again: Sequence[int] = (),
         folder: str = "",
+        limits: SandboxLimits | None = None,
     ) -> Traced:
         """Return the programs of a candidate's calls.
 
@@ -186,7 +188,9 @@ class Sandbox:
           target: name of the chip to trace for.
           again: numbers of calls to trace a second time, after all others.
           folder: where the files are, for lines in messages.
+          limits: of this candidate; by default those of all.
         """
+        limits = limits or self.limits
         begun = time.monotonic()
         if sum(map(len, files.values())) > MOST_SOURCE:
             sentence = f"its files have more than {MOST_SOURCE >> 20} MiB"
@@ -208,10 +212,10 @@ class Sandbox:
             "target": target,
             "cases": [dataclasses.asdict(case) for case in cases],
             "order": [*range(len(cases)), *again],
-            "limits": dataclasses.asdict(self.limits),
+            "limits": dataclasses.asdict(limits),
             "separate": self.separate,
         }
-        run = _Watch(self.limits)
+        run = _Watch(limits)
         status = self._run(json.dumps(job).encode(errors="surrogateescape"), run)
         return _traced(run, status, folder, time.monotonic() - begun)
 
@@ -238,6 +242,27 @@ class Sandbox:
             for descriptor in (answers, output, theirs, printed):
                 if descriptor != -1:
                     os.close(descriptor)
+
+
+class _WarmSandbox(threading.local):
+    """The sandbox that a thread keeps, and the process that started it."""
+
+    def __init__(self) -> None:
+        self.pid = 0
+        self.sandbox: Sandbox | None = None
+
+
+_WARM = _WarmSandbox()
+
+
+def warm_sandbox() -> Sandbox:
+    """Return the sandbox of this thread, which is kept: its start takes longer than a candidate.
+
+    Its process ends with this one, whose end of the socket it waits for.
+    """
+    if _WARM.sandbox is None or _WARM.pid != os.getpid():
+        _WARM.pid, _WARM.sandbox = os.getpid(), Sandbox()
+    return _WARM.sandbox
 
 
 class _Watch:
