@@ -344,7 +344,7 @@ class _Judge:
             "kernel": self.kernel,
             "compiles": self.compiles,
             "given": lambda: self.calls("given", self.first, ("forward", "grid", "immutability")),
-            "hidden": lambda: self.calls("hidden", self.hidden, ("forward", "grid")),
+            "hidden": lambda: self.calls("hidden", self.hidden, ("forward",)),
             "ordered": lambda: self.calls(
                 "ordered", self.first, ("races", "dma", "deadlock", "schedule")
             ),
