@@ -64,6 +64,16 @@ class DrawTooLargeError(SpecError):
     """A draw does not fit within ``--pallas-max-bytes``, or the check of a call into memory."""
 
 
+class ProgramError(PallasError):
+    """A traced program cannot be written as data, or bytes are no program.
+
+    Attributes:
+      name: the primitive or the type that cannot cross; "" if it is something else.
+    """
+
+    name = ""
+
+
 class NotApplicableError(SpecError):
     """A check does not apply to this kernel, or on this backend."""
 
