@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +21,10 @@ if TYPE_CHECKING:
     from sphinx.application import Sphinx
 
 DOCS = Path(__file__).parent
+sys.path.insert(0, str(DOCS))
+
+from llms import llms_text  # noqa: E402
+
 ROOT = DOCS.parent
 
 project = "pytest-pallas"
@@ -114,8 +119,11 @@ _INNER_OF_SIMULATOR = (
     "inspector._Watched",
     "coverage.Kind",
     "coverage.Need",
+    "exploration.past.ReasonKind",
+    "exploration.search.NewRun",
     "exploration.search.Verdict",
     "machine.Device",
+    "machine.Engines",
     "machine.StepObserver",
     "points.Coverage",
     "recorders.RecordedLoad",
@@ -123,6 +131,7 @@ _INNER_OF_SIMULATOR = (
     "recording.Recording",
     "recording.Semaphore",
     "simulation.Value",
+    "sites.SiteLog",
     "timeline.Arrow",
     "timeline.CopySpan",
     "timeline.TimelineSpan",
@@ -137,6 +146,7 @@ nitpick_ignore = [
 
 #: Pages that are written elsewhere, by where they are on the site.
 PAGES = {
+    ROOT / "AGENTS.md": "project/agents",
     ROOT / "ARCHITECTURE.md": "architecture",
     ROOT / "CHANGELOG.md": "project/changelog",
     ROOT / "CONTRIBUTING.md": "project/contributing",
@@ -205,8 +215,15 @@ def on_doctree(app: Sphinx, doctree: nodes.document) -> None:
         text.parent.replace(text, nodes.Text(" \u2013 "))
 
 
+def on_finished(app: Sphinx, error: Exception | None) -> None:
+    """Write the list of pages for language models."""
+    if error is None and app.builder.name == "html":
+        (Path(app.outdir) / "llms.txt").write_text(llms_text(DOCS), encoding="utf-8")
+
+
 def setup(app: Sphinx) -> None:
     """Connect the above."""
+    app.connect("build-finished", on_finished)
     app.connect("autodoc-process-docstring", on_docstring, priority=600)  # after napoleon
     app.connect("doctree-read", on_doctree)
     app.connect("source-read", on_source_read)

@@ -40,6 +40,7 @@ def record_access(
     name: str,
     line: str,
     home: int | None = None,
+    atomic: str = "",
 ) -> None:
     """Record what a thread does to memory. Two accesses that add are in no race.
 
@@ -50,7 +51,10 @@ def record_access(
       name: of the reference.
       line: ``file:line``, or what stands there.
       home: the device whose memory it is, if not the thread's own.
+      atomic: see ``choices.atomic_kind``.
     """
+    if atomic:
+        thread.machine.choices.access(region, atomic, (name, line))
     writes, adds = kind in ("write", "add", "free"), kind == "add"
     frees = kind in ("pass on", "free")
     if kind == "pass on" and not line:  # JAX has none where the function it maps is a kernel itself
@@ -85,6 +89,7 @@ def record_window(
     kind: AccessKind,
     line: str,
     home: int | None = None,
+    atomic: str = "",
 ) -> None:
     """Record an access to the window of a reference; see ``record_access``.
 
@@ -97,12 +102,13 @@ def record_window(
       kind: of the access.
       line: ``file:line``.
       home: see ``record_access``.
+      atomic: likewise.
     """
     try:
         region = region_of(ref.data, window, operands, part)
     except Outside:  # ``part`` is a copy, with what is not there
         region = region_inside(ref.data, window, operands)
-    record_access(thread, region, kind, ref.name, line, home)
+    record_access(thread, region, kind, ref.name, line, home, atomic)
 
 
 def read_window(
@@ -130,6 +136,12 @@ def read_window(
         return read_inside(ref.data, window, operands, contents_of(thread))
 
 
+def stop_before_access(thread: Thread) -> None:
+    """Let others go first on a GPU, if the order of plain accesses is among the choices."""
+    if thread.is_warpgroup and thread.machine.choices.memory:
+        thread.machine.scheduler.stop()
+
+
 def load_window(
     thread: Thread, ref: Ref, window: Sequence[Transform], operands: Sequence[Any], line: str
 ) -> Array:
@@ -138,6 +150,7 @@ def load_window(
     Raises:
       UndefinedLoadError: it reaches beyond an edge; ``evaluation.run`` goes on with what it gives.
     """
+    stop_before_access(thread)
     try:
         part = read(ref.data, window, operands)
     except Outside as outside:

@@ -8,12 +8,28 @@ everywhere; another seed draws, and the same one draws the same.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, ClassVar
 
 import numpy as np
+
+
+def atomic_kind(operator: str, dtype: Any, *, used: bool) -> str:
+    """Return what an atomic operation is to others on the same memory.
+
+    Two of the same kind commute, unless it is ``"sum"``, of numbers that round, or ``"change"``.
+
+    Args:
+      operator: ``"add"``, ``"max"``, ``"xchg"`` or the like.
+      dtype: of the memory.
+      used: whether the old value is used.
+    """
+    if used or operator in ("xchg", "cas"):
+        return "change"
+    exact = np.dtype(dtype).kind in "iub" or operator in ("min", "max")
+    return operator if exact else "sum"
 
 
 @dataclass(eq=False)
@@ -22,13 +38,22 @@ class Choices:
 
     Attributes:
       seed: decides them; 0 for the plain order.
+      by_seed: whether there was an order that only a seed changes, and no exploration: of the
+        programs of a grid, the rounds of a parallel loop, or the rows of a copy.
+      matter: whether another order of the same program may do something else: several threads
+        waited on a semaphore, or something looked at a count or changed memory in one step.
     """
 
     seed: int = 0
+    by_seed: bool = field(default=False, init=False)
+    matter: bool = field(default=False, init=False)
 
     #: Whether every order of what threads and copies do is to be had: see ``exploration``. Then
     #: threads stop before each operation on a semaphore, and copies move by choice only.
     explores: ClassVar[bool] = False
+
+    #: Whether the order of accesses to memory is among the choices, too.
+    memory: bool = field(default=False, init=False)
 
     def next_task(self, ready: deque[Any]) -> Any:
         """Take the task that goes on out of those that can; None if there is none."""
@@ -37,7 +62,13 @@ class Choices:
             ready.rotate(-self.among(len(ready)))
         return ready.popleft() if ready else None
 
-    def look(self, thread: Any, kind: str, target: Any) -> None:
+    def begin(self, jaxpr: Any) -> None:
+        """Take note of the program that is about to run."""
+
+    def complete(self) -> None:
+        """Note that the program has ended."""
+
+    def look(self, thread: Any, kind: str, target: Any, line: str = "") -> None:
         """Note an operation whose result depends on the order, and that no event records.
 
         Args:
@@ -45,10 +76,69 @@ class Choices:
           kind: ``"look"`` at the count of a semaphore, ``"wait"`` where it does not suffice, or
             ``"change"``, which reads memory and writes it in one step.
           target: the semaphore, or the name of the memory.
+          line: ``file:line``.
         """
+        self.matter = self.matter or kind != "wait"
+
+    def operate(
+        self, kind: str, name: Hashable, value: int, where: tuple[str, str] = ("", "")
+    ) -> None:
+        """Note an operation on something that is no semaphore.
+
+        Args:
+          kind: at a barrier of a GPU ``"arrive"`` in a phase, as the last one, too, which makes it
+            ``"full"``, ``"end"`` it or ``"pass"`` it; ``"look"`` at anything else, or ``"change"``
+            it.
+          name: of the thing, the same in each run.
+          value: the phase.
+          where: its name in messages, and ``file:line``.
+        """
+
+    def operation_done(self, operation: Any, steps: int) -> None:
+        """Note that the thread waited for so many steps of an operation of an engine."""
+
+    def access(
+        self, region: Any, atomic: str, where: tuple[str, str], *, writes: bool | None = None
+    ) -> None:
+        """Note an access to memory, whose result depends on the order if it is atomic.
+
+        Args:
+          region: the memory.
+          atomic: see ``atomic_kind``; ``"look"`` for one that changed nothing; "" for none, where
+            the order of these is among the choices.
+          where: name of the reference, and ``file:line``.
+          writes: whether it writes; None if ``atomic`` says so.
+        """
+        self.matter = self.matter or atomic in ("change", "look")
+
+    def repeat_look(self) -> None:
+        """Note that the thread looks at the same memory again: a loop that waits for a change."""
+
+    def follow_waker(self) -> None:
+        """Note that the current step comes after the one that let its blocked thread go on."""
+
+    def name(self, thing: Any, where: Hashable) -> None:
+        """Name an array or a barrier that is made, by where it is: the same in each run."""
+
+    def enter_round(self, thread: Any, mark: Any, *, same: bool) -> Any:
+        """Note that a loop goes on; called only where every order is explored.
+
+        Args:
+          thread: whose loop.
+          mark: what this gave when the round before began; None for the first round.
+          same: whether the round before left the state of the loop as it was.
+        """
+
+    def defer(self, thread: Any) -> None:
+        """Note that a thread lets all others go on; called only where every order is explored."""
 
     def finish(self) -> None:
         """Note that all tasks have ended, and that what comes next comes after all they did."""
+
+    @property
+    def story(self) -> tuple[str, ...]:
+        """The order in lines, from where it leaves the plain one; () where that is not known."""
+        return ()
 
     @property
     def vary(self) -> bool:
@@ -65,6 +155,7 @@ class Choices:
 
     def order(self, count: int) -> Sequence[int]:
         """Choose an order of so many things."""
+        self.by_seed |= count > 1
         return self._random.permutation(count).tolist() if self.seed else range(count)
 
     def orders(self, counts: Sequence[int]) -> list[list[int]]:
@@ -72,6 +163,7 @@ class Choices:
 
         They are the same whenever a run asks for them: devices run a grid in the same order.
         """
+        self.by_seed |= max(counts, default=0) > 1
         plain = chosen = [list(range(count)) for count in counts]
         random = np.random.Generator(np.random.Philox(self.seed))
         while chosen == plain and self.seed and max(counts, default=0) > 1:

@@ -135,7 +135,7 @@ def _block(thread: Thread, semaphore: Semaphore, value: int, line: str) -> None:
     task = machine.scheduler.current
     if task is not None:
         semaphore.waiting.append(task)
-        machine.choices.look(thread, "wait", semaphore)
+        machine.choices.look(thread, "wait", semaphore, line)
     if not machine.scheduler.block(blocked):
         raise thread.deadlock([blocked()])
 

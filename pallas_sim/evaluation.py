@@ -19,6 +19,8 @@ from typing import Any
 import numpy as np
 
 from pallas_sim.compat.jaxprs import (
+    CALLS,
+    called,
     composition,
     home_of_primitive,
     is_literal,
@@ -34,15 +36,7 @@ from pallas_sim.machine import Thread
 from pallas_sim.memory import from_jax, to_jax
 from pallas_sim.points import Site, operand_site
 from pallas_sim.registry import Equation, Evaluate, find_rule
-
-#: Primitives that call another program with their own operands.
-CALLS = frozenset(
-    {
-        *("jit", "pjit", "closed_call", "core_call", "eval_jaxpr", "checkpoint", "remat2"),
-        *("custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr"),
-        *("custom_vmap_call", "composite", "custom_partitioning", "xla_metadata_call"),
-    }
-)
+from pallas_sim.sites import SyncSite, site_of
 
 #: Calls of up to so many equations are replaced by them: calling costs as much as two or three.
 _SHORT = 64
@@ -138,12 +132,6 @@ def prepare_lifted(jaxpr: Any, around: str = "") -> Program:
     if program is None:
         program = _LIFTED[jaxpr] = _prepared(open_jaxpr(jaxpr)[0], None, around)
     return program
-
-
-def called(params: Mapping[str, Any]) -> Any:
-    """Return the jaxpr that a call with these parameters runs."""
-    names = ("jaxpr", "call_jaxpr", "fun_jaxpr", "call")
-    return next(params[name] for name in names if name in params)
 
 
 def _prepared(jaxpr: Any, consts: Sequence[Any] | None, around: str = "") -> Program:
@@ -350,8 +338,24 @@ def prepare_equation(eqn: Any, around: str = "", *, used: bool = True) -> Step:
         several=eqn.primitive.multiple_results,
         equation=equation,
     )
+    synchronizes = site_of(equation)
+    if synchronizes is not None:
+        step = _synchronizing(step, synchronizes)
     site = operand_site(equation)
     return step if site is None or equation.name in CALLS else _watching(step, site)
+
+
+def _synchronizing(step: Step, site: SyncSite) -> Step:
+    """Return a step that a run may leave out; see ``Machine.sites``."""
+    evaluate = step.evaluate
+
+    def synchronized(thread: Thread, *operands: Any) -> Any:
+        sites = thread.machine.sites
+        if sites is None:
+            return evaluate(thread, *operands)
+        return sites.evaluate(site, evaluate, thread, operands)
+
+    return replace(step, evaluate=synchronized)
 
 
 def _watching(step: Step, site: Site) -> Step:
@@ -425,6 +429,7 @@ def run(
         walk = machine.inspector.steps(steps, thread, env)
     step: Any = None  # the ``Step`` that is evaluated
     followed: list[Generator[Step]] = []
+    alternatives: list[dict[int, Sequence[Any]]] = []  # of the slots, for each that is followed
     loads: list[UndefinedLoadError] | None = [] if passes_on else None
     try:
         while True:
@@ -447,7 +452,8 @@ def run(
                 values = load.values if step.several else [load.values]
                 for slot, value in zip(step.outs, values, strict=True):
                     env[slot] = value
-                walk = _following(load, step, walk, thread, env, program.outputs, loads)
+                outputs = program.outputs
+                walk = _following(load, step, walk, thread, env, outputs, loads, alternatives)
                 followed.append(walk)
     except SimulationError as error:
         if not error.line and step is not None:
@@ -482,6 +488,7 @@ def _following(
     env: Sequence[Any],
     outputs: Sequence[int],
     loads: list[UndefinedLoadError] | None,
+    alternatives: list[dict[int, Sequence[Any]]],
 ) -> Generator[Step]:
     """Yield the steps after a load beyond an edge, and report the load and what becomes of it.
 
@@ -496,12 +503,14 @@ def _following(
       env: the values of the slots.
       outputs: slots of the results of the program.
       loads: takes the results instead of a report, if the value is among them; or None.
+      alternatives: what slots may hold for each load that is followed; this one is added.
     """
     finding = replace(load.finding, line=load.finding.line or loading.line)
     columns = load.others if loading.several else [[value] for value in load.others]
     others: dict[int, Sequence[Any]] = dict(
         zip(loading.outs, zip(*columns, strict=True), strict=True)
     )
+    alternatives.append(others)
     dropped, passed = False, False
     try:
         for step in walk:
@@ -511,10 +520,17 @@ def _following(
                 continue
             if not _computes(step.equation.origin):
                 break
-            changed = _changed(step, thread, operands, others)
-            for slot, values in zip(step.outs, changed, strict=True):
-                if not all(same_bits(np.asarray(env[slot]), np.asarray(v)) for v in values):
-                    others[slot] = values
+            results = [env[slot] for slot in step.outs]
+            changed = _changed(step, thread, operands, results, others)
+            for also in alternatives:
+                if also is others or also.keys().isdisjoint(step.ins):
+                    continue
+                # What one load gives may hide the other one, as NaN does in a sum.
+                for number in range(len(load.others)):
+                    varied = _with(step.ins, operands, also, number)
+                    results = _evaluated(step, thread, varied)
+                    changed = _changed(step, thread, varied, results, others) | changed
+            others.update(changed)
         else:
             dropped = others.keys().isdisjoint(outputs)
             passed = not dropped and loads is not None
@@ -545,19 +561,45 @@ def _ignores(step: Step, operands: Sequence[Any], others: Mapping[int, Sequence[
 
 
 def _changed(
-    step: Step, thread: Thread, operands: Sequence[Any], others: Mapping[int, Sequence[Any]]
-) -> list[Sequence[Any]]:
-    """Return what each result of a step is with the other values of its operands."""
+    step: Step,
+    thread: Thread,
+    operands: Sequence[Any],
+    results: Sequence[Any],
+    others: Mapping[int, Sequence[Any]],
+) -> dict[int, Sequence[Any]]:
+    """Return what the results of a step are with other values of its operands, where they differ.
+
+    Args:
+      step: the step.
+      thread: who evaluates it.
+      operands: its operands.
+      results: what it gives for them.
+      others: for slots, the other values.
+    """
     count = len(next(iter(others.values())))
-    results: list[Sequence[Any]] = []
-    for number in range(count):
-        args = [
-            others[slot][number] if slot in others else operand
-            for slot, operand in zip(step.ins, operands, strict=True)
-        ]
-        result = step.evaluate(thread, *args) if step.threaded else step.evaluate(*args)
-        results.append(result if step.several else [result])
-    return list(zip(*results, strict=True))
+    varied = [
+        _evaluated(step, thread, _with(step.ins, operands, others, number))
+        for number in range(count)
+    ]
+    return {
+        slot: values
+        for slot, result, values in zip(step.outs, results, zip(*varied, strict=True), strict=True)
+        if not all(same_bits(np.asarray(result), np.asarray(value)) for value in values)
+    }
+
+
+def _with(
+    slots: Sequence[int], operands: Sequence[Any], others: Mapping[int, Sequence[Any]], number: int
+) -> list[Any]:
+    """Return operands with one of the other values in the place of those that have some."""
+    pairs = zip(slots, operands, strict=True)
+    return [others[slot][number] if slot in others else operand for slot, operand in pairs]
+
+
+def _evaluated(step: Step, thread: Thread, operands: Sequence[Any]) -> Sequence[Any]:
+    """Return the results of a step for some operands."""
+    result = step.evaluate(thread, *operands) if step.threaded else step.evaluate(*operands)
+    return result if step.several else [result]
 
 
 def _computes(eqn: Any) -> bool:

@@ -27,8 +27,9 @@ from pallas_sim.findings import Kind as FindingKind
 from pallas_sim.functions import Errors, hashed_errors
 from pallas_sim.memory import AllocationKey, Ref, Region
 from pallas_sim.points import Coverage
-from pallas_sim.recording import Copy, Entered, Recording, Semaphore
+from pallas_sim.recording import Copy, Entered, Recording, Semaphore, Side
 from pallas_sim.scheduler import Scheduler
+from pallas_sim.sites import SiteLog
 from pallas_sim.timeline import Kind as SpanKind
 from pallas_sim.timeline import Timeline, TimelineSpan
 from pallas_sim.transforms import Elsewhere
@@ -112,10 +113,13 @@ class Machine:
       refuses: whether a kernel that JAX or Mosaic refuses is an error: see ``refusals``.
       named: whether the chip was named, so that kernels that show no platform are for it, too.
       recording: what threads did to shared memory and semaphores.
+      engines: what moves beside the threads of a GPU.
+      shown: keys of the findings about phases that this run itself shows.
       coverage: counts which ways kernels went.
       timeline: keeps what happened when, or None.
       shared_bytes: gives the bytes of shared memory that a compiler counts for a block of a kernel
         of the Triton route, by its equation, or None if it does not say; None where no compiler is.
+      sites: leaves out operations that synchronise, and notes what others do; or None.
       inspector: is called before and after each equation, or None. A timeline needs one: without,
         equations are counted a program at a time.
     """
@@ -149,8 +153,11 @@ class Machine:
     refuses: bool = True
     named: bool = False
     recording: Recording = field(default_factory=Recording)
+    engines: list[Engines] = field(default_factory=list["Engines"])
+    shown: set[Any] = field(default_factory=set[Any])
     coverage: Coverage = field(default_factory=Coverage)
     timeline: Timeline | None = None
+    sites: SiteLog | None = None
     inspector: StepObserver | None = None
     shared_bytes: Callable[[Any], int | None] | None = None
     _kept: dict[int, tuple[weakref.ref[Any], Any]] = field(default_factory=dict)
@@ -391,6 +398,22 @@ class GridPosition:
     point: tuple[int, ...]
     sizes: tuple[int, ...]
     shown: int | None = None
+
+
+class Engines(Protocol):
+    """What moves beside the threads of a launch on a GPU."""
+
+    def started(self) -> Sequence[Any]:
+        """Return the operations that are not done."""
+        ...
+
+    def movable(self) -> Sequence[Any]:
+        """Return the operations whose next step can happen."""
+        ...
+
+    def move(self, operation: Any) -> Sequence[Side]:
+        """Let the next step happen, and return the memory that it accesses."""
+        ...
 
 
 class AccessMonitor(Protocol):

@@ -341,6 +341,7 @@ class Side:
       writes: whether it writes.
       name: of the reference.
       adds: whether it writes by an atomic operation.
+      atomic: of which kind: see ``choices.atomic_kind``.
       proxied: whether it does so through the asynchronous proxy, to which what threads wrote
         before is visible only after a fence.
       home: the device whose memory it is.
@@ -357,6 +358,7 @@ class Side:
     home: int = 0
     tensor_core: bool = False
     role: str = ""
+    atomic: str = ""
 
 
 @dataclass(slots=True, eq=False)

@@ -131,7 +131,9 @@ class Scheduler:
 
     def wake(self, task: Task) -> None:
         """Let a blocked task go on."""
-        self.ready.append(task)
+        # Where every order is explored, a task may wait for several things.
+        if not (self.choices.explores and task in self.ready):
+            self.ready.append(task)
 
     def pause(self) -> None:
         """Let another task go on at random; never in the plain order."""
@@ -144,12 +146,14 @@ class Scheduler:
         """Let whatever can happen come first, copies too; only where every order is explored."""
         task = self.current
         if task is not None and self.choices.explores:
-            self.ready.append(task)
+            self.ready.appendleft(task)  # first: the plain choice goes on
             self.root.switch()
 
     def give_way(self) -> None:
         """Let all others that are ready go on first."""
         task = self.current
+        if task is not None and self.choices.explores:
+            self.choices.defer(task.thread)
         if task is not None and (self.ready or self.choices.explores):
             self.ready.append(task)
             self.root.switch()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -37,6 +37,8 @@ from pallas_sim.evaluation import (
     prepare_equation,
     run,
 )
+from pallas_sim.exploration.explorer import ReplayedOrder
+from pallas_sim.exploration.witness import Witness
 from pallas_sim.findings import Finding, text_of
 from pallas_sim.inspector import Inspector, RefChange
 from pallas_sim.liveness import uses_of_kernels
@@ -46,6 +48,7 @@ from pallas_sim.order.disorder import report_disorder
 from pallas_sim.platforms import set_platforms
 from pallas_sim.registry import Equation
 from pallas_sim.scheduler import one_thread
+from pallas_sim.sites import SiteLog, SyncSite
 from pallas_sim.timeline import Timeline, check_path, timeline_text
 from pallas_sim.tracing import tracing_for
 
@@ -90,11 +93,21 @@ def evaluate(jaxpr: Any, machine: Machine, args: Sequence[Any]) -> list[Any]:
         machine.inspector.learn(jaxpr)
         machine.inspector.require()
     machine.uses = uses_of_kernels(jaxpr)
+    machine.choices.begin(jaxpr)
     thread = Thread(machine)
     with np.errstate(all="ignore"), one_thread(), _monitored(thread):
-        outputs = [to_output(value) for value in run(prepare(jaxpr), thread, inputs)]
+        outputs = [to_output(value) for value in _results_of(prepare(jaxpr), thread, inputs)]
         _hand_over(machine, outputs)
+        machine.choices.complete()
         return outputs
+
+
+def _results_of(program: Program, thread: Thread, inputs: Sequence[Any]) -> Sequence[Any]:
+    """Run a program; as a task where every order is explored, also those of one core's copies."""
+    machine = thread.machine
+    if not machine.choices.explores:
+        return run(program, thread, inputs)
+    return machine.scheduler.run([thread], lambda thread: run(program, thread, inputs))[0]
 
 
 def _hand_over(machine: Machine, outputs: Sequence[Any]) -> None:
@@ -312,9 +325,11 @@ def simulate(
     jit: bool = True,
     arithmetic: str = "",
     read_fences: str = "",
+    witness: Witness | str = "",
     trace: str | os.PathLike[str] | None = None,
     watch: str | Sequence[str] = (),
     stop_at: str | Sequence[str] = (),
+    without: Collection[SyncSite] = (),
     **options: Any,
 ) -> Simulation:
     """Run ``fn(*args, **options)`` on a simulated chip.
@@ -341,18 +356,21 @@ def simulate(
       read_fences: which TMA copies of a GPU need a fence after threads have read what they
         overwrite: ``"kernel"``, those that the kernel starts itself (the default), ``"all"``, also
         those of JAX's pipelines, or ``"none"``. See docs/simulator.md.
+      witness: an order that ``explore`` gave for this call, as data or text, in place of that of
+        the seed.
       trace: a file to write a timeline of the run to, for Perfetto or chrome://tracing; also that
         of a run that an error ends.
       watch: names of references: each change of their values is printed, and in ``watched``.
       stop_at: lines of kernels, ``"kernel.py:41"``: before each equation of one, the debugger
         (``breakpoint()``) stops in ``inspector.stopped``, where ``refs``, ``values``, ``operands``,
         ``program`` and ``thread`` can be looked at.
+      without: sites of waits, signals and barriers that are left out: see ``synchronization``.
       options: keyword arguments, passed untraced.
 
     Raises:
-      OptionError: there is no such target or setting, or its arithmetic is not known; ``trace``
-        cannot be written; no kernel has a reference of a name in ``watch``, or no equation is at a
-        line of ``stop_at``.
+      OptionError: there is no such target or setting, or its arithmetic is not known; ``witness``
+        is of another call, or ``jit`` is False; ``trace`` cannot be written; no kernel has a
+        reference of a name in ``watch``, or no equation is at a line of ``stop_at``.
       SimulationError: the call cannot be simulated; the message names the kernel's line.
       Exception: what the function itself raises while it is traced.
     """
@@ -370,8 +388,11 @@ def simulate(
             arithmetic=arithmetic,
             read_fences=read_fences,
             named=named,
+            sites=SiteLog(frozenset(without)) if without else None,
         )
     accumulations(machine.target, machine.arithmetic)  # which rejects what is not known
+    if witness:
+        replay(machine, witness, jit=jit)
     with _looked_at(machine, trace, watch, stop_at):
         values = call.run(machine, jit=jit)
     inspector = machine.inspector
@@ -384,6 +405,25 @@ def simulate(
         notes=tuple(machine.notes),
         coverage=machine.coverage.reached(),
     )
+
+
+def replay(machine: Machine, witness: Witness | str, *, jit: bool = True) -> None:
+    """Let a machine repeat an order.
+
+    Args:
+      machine: that has run nothing yet.
+      witness: the order, as data or text. ``evaluate`` rejects one of another call.
+      jit: False if the call is not traced as a whole.
+
+    Raises:
+      OptionError: the text is none of an order, or ``jit`` is False.
+    """
+    schedule = Witness.parse(witness) if isinstance(witness, str) else witness
+    if not jit:
+        raise OptionError(
+            "a schedule is of a call that is traced as a whole: leave out jit=False, or witness="
+        )
+    machine.choices = ReplayedOrder(machine=machine, schedule=schedule)
 
 
 @contextmanager

@@ -113,6 +113,7 @@ class Timeline:
       arrows: between them. A wait takes what its semaphore got first.
       accesses: when a core read or wrote memory: by owner, grid point, line and kind.
       races: findings with two accesses.
+      turns: when the order of a witness leaves the plain one: time, of whom, and what happened.
       time: of the last thing that happened.
       steps: gives how many equations the machine has evaluated; the machine sets it.
     """
@@ -122,6 +123,7 @@ class Timeline:
     arrows: list[Arrow] = field(default_factory=list)
     accesses: dict[Any, list[int]] = field(default_factory=dict)
     races: list[Finding] = field(default_factory=list)
+    turns: list[tuple[int, Owner, str]] = field(default_factory=list)
     time: int = 0
     steps: Callable[[], int] = lambda: 0
     _open: dict[Owner, list[TimelineSpan]] = field(default_factory=dict)
@@ -232,6 +234,10 @@ class Timeline:
         if finding.kind == "race" and len(finding.accesses) == 2:
             self.races.append(finding)
 
+    def turn(self, owner: Owner, what: str) -> None:
+        """Note that somebody is passed over in the order of a witness, or goes on after that."""
+        self.turns.append((self._now(), owner, what))
+
     def close(self) -> None:
         """End what is still going on: the run was ended by an error."""
         for spans in self._open.values():
@@ -286,6 +292,11 @@ def events_of(timeline: Timeline) -> list[_Event]:
     events += _arrows(timeline, tracks)
     for number, race in enumerate(timeline.races, len(timeline.arrows)):
         events += _race(race, number, [_moments(timeline, tracks, a) for a in race.accesses])
+    for time, owner, what in timeline.turns:
+        # The last one is the step that the others overtook: with it the fault is complete.
+        name = f"{what} (the last step out of order)" if what is timeline.turns[-1][2] else what
+        thread = threads.get(owner, 0)
+        events.append(_event("i", name, owner.device, thread, time, s="p", cat="order"))
     events.sort(key=lambda event: event["ts"])
     return [*_names(threads, lanes), *events]
 

@@ -326,8 +326,8 @@ def size_in_bytes(ref: Ref, transforms: Sequence[Transform], operands: Sequence[
 
 
 def packed_bytes(count: int, dtype: Any) -> int:
-    """Return the number of bytes of elements, of which those of 4 bits take half a byte each."""
-    return -(-count * bit_width(dtype) // 8)
+    """Return the number of bytes that a TPU has for elements: 4 bits take half a byte each."""
+    return math.ceil(count * itemsize(dtype))
 
 
 def fixed_size(aval: Any, transforms: Sequence[Transform]) -> int | None:

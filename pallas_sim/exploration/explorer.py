@@ -2,76 +2,98 @@
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Hashable
+from collections import Counter, deque
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from pallas_sim.choices import Choices
+import numpy as np
+
+from pallas_sim.choices import Choices, atomic_kind
 from pallas_sim.copies import advance
-from pallas_sim.exploration.past import Actor, ExploredStep, MemoryAccess, Past, conflict
-from pallas_sim.findings import Wait
-from pallas_sim.machine import Machine
+from pallas_sim.errors import OptionError
+from pallas_sim.exploration.past import (
+    Actor,
+    ExploredStep,
+    MemoryAccess,
+    Operation,
+    Past,
+    conflict,
+    may_change,
+    part_of,
+)
+from pallas_sim.exploration.witness import Witness, digest_of
+from pallas_sim.findings import Owner, Wait
+from pallas_sim.machine import Engines, Machine
 from pallas_sim.memory import Ref, Region
 from pallas_sim.order.accesses import bounds_of, root
 from pallas_sim.recording import Copy, Semaphore, Signalled, Synchronized, Touched, Waited
+
+#: The semaphores that a thread looked at in its last steps, by name, and the counts that it saw.
+type _Seen = dict[Hashable, tuple[Semaphore, int]]
 
 
 class Redundant(BaseException):
     """Ends a run whose orders were all run before. No ``Exception``: a kernel may catch those."""
 
 
-@dataclass(eq=False)
-class Node:
-    """A state of a run in which somebody is chosen.
-
-    Attributes:
-      enabled: those who can take a step.
-      chosen: who takes it in the current run.
-      tried: those whose runs were made, each with what its step does.
-      wanted: those that are to be tried.
-      asleep: those whose runs from here on were made elsewhere, each with what its step does.
-    """
-
-    enabled: tuple[Actor, ...]
-    chosen: Actor
-    tried: dict[Actor, ExploredStep | None] = field(
-        default_factory=dict[Actor, ExploredStep | None]
-    )
-    wanted: set[Actor] = field(default_factory=set[Actor])
-    asleep: dict[Actor, ExploredStep] = field(default_factory=dict[Actor, ExploredStep])
+class Unrepeatable(BaseException):
+    """Ends a run that does not repeat the run before: something else than choices decides it."""
 
 
 @dataclass(eq=False)
 class Explorer(Choices):
-    """The choices of one run of an exploration: those of ``nodes`` first, then new ones.
+    """The choices of one run: the plain ones.
+
+    A thread goes on as long as it can, then the next one, and copies move when no thread can go on.
+    Whoever is passed over is late: it goes on when nobody else can. So to hold back one thread or
+    copy is one choice, as in delay-bounded scheduling (Emmi, Qadeer and Rakamaric, POPL 2011).
 
     Attributes:
       machine: that runs.
-      nodes: the states of the run, in order, as far as they are known.
-      steps: what was done so far, a step for each node.
-      past: the steps with their clocks.
-      memory: whether the order of accesses to memory matters, too. The proof of order says which
-        accesses are in no order; only for a run that shows it are they tried both ways.
+      steps: what was done so far.
+      past: the steps, and what comes before what.
+      chosen: by number, who took the next step wherever several could.
+      memory: whether accesses to memory are kept. The proof of order says which of them are in no
+        order; only for a run that shows it are they tried both ways.
+      sums: who added to floating-point memory, by its identity, name and line.
+      turns: when somebody was passed over, and went on after that.
+      jaxpr: what runs.
     """
 
     machine: Machine = field(kw_only=True)
-    nodes: list[Node] = field(default_factory=list[Node])
     steps: list[ExploredStep] = field(default_factory=list[ExploredStep])
-    memory: bool = False
+    past: Past = field(default_factory=Past)
+    chosen: list[int] = field(default_factory=list[int])
+    memory: bool = field(default=False)
+    sums: dict[tuple[int, str, str], set[Any]] = field(
+        default_factory=dict[tuple[int, str, str], set[Any]]
+    )
+    turns: list[Turn] = field(default_factory=list["Turn"])
+    jaxpr: Any = None
     _events: Any = None
     _seen: int = 0
     _names: dict[int, tuple[Any, Hashable]] = field(default_factory=dict[int, tuple[Any, Hashable]])
-    _copies: dict[int, tuple[Copy, Actor]] = field(default_factory=dict[int, tuple[Copy, Actor]])
-    past: Past = field(default_factory=lambda: Past())
-    _looks: dict[Actor, tuple[int, Hashable, int]] = field(
-        default_factory=dict[Actor, tuple[int, Hashable, int]]
-    )
+    _copies: dict[int, tuple[Any, Actor]] = field(default_factory=dict[int, tuple[Any, Actor]])
+    _since: dict[Actor, int] = field(default_factory=dict[Actor, int])
+    _counts: Counter[Any] = field(default_factory=Counter[Any])
+    _looked: dict[Actor, int] = field(default_factory=dict[Actor, int])
+    _seen_by: dict[Actor, _Seen] = field(default_factory=dict[Actor, "_Seen"])
     _pollers: list[Any] = field(default_factory=list[Any])
     _woken: int = 0
-    _pending: dict[Actor, Hashable] = field(default_factory=dict[Actor, Hashable])
+    _acts: Counter[Actor] = field(default_factory=Counter[Actor])
+    _late: dict[Actor, int] = field(default_factory=dict[Actor, int])
+    _delays: int = 0
+    _passed: set[Actor] = field(default_factory=set[Actor])
+    _pending: dict[Actor, tuple[Hashable, tuple[str, str]]] = field(
+        default_factory=dict[Actor, tuple[Hashable, tuple[str, str]]]
+    )
 
     explores: ClassVar[bool] = True
+
+    def begin(self, jaxpr: Any) -> None:
+        """Keep what runs."""
+        self.jaxpr = jaxpr
 
     def next_task(self, ready: deque[Any]) -> Any:
         """Choose what happens next; copies move until a task goes on, or nothing can happen."""
@@ -79,90 +101,238 @@ class Explorer(Choices):
             self._end_step()
             tasks = {("thread", task.thread.number, 0): task for task in ready}
             copies = {self._actor_of(copy): copy for copy in self.machine.copies if copy.movable}
-            enabled = (*tasks, *copies)
+            operations: dict[Actor, tuple[Engines, Any]] = {}
+            for engines in self.machine.engines:
+                for operation in engines.started():  # so that each begins where it was started
+                    self._actor_of(operation)
+                operations |= {self._actor_of(one): (engines, one) for one in engines.movable()}
+            enabled = (*tasks, *copies, *operations)
             if not enabled:
                 return None
-            actor = self._chosen(enabled)
+            if self._late:
+                enabled = tuple(sorted(enabled, key=lambda actor: self._late.get(actor, 0)))
+            position = len(self.steps)
+            self._since = {actor: self._since.get(actor, position) for actor in enabled}
+            actor = self._choose(enabled)
+            if len(enabled) > 1:
+                number = enabled.index(actor)
+                self.chosen.append(number)
+                for passed in enabled[:number]:
+                    self._turn(passed, late=True)
+            if self._late.pop(actor, 0) and actor in self._passed:
+                self._turn(actor, late=False)
             self.steps.append(ExploredStep(actor))
+            self._counts[actor] += 1
             if actor in tasks:
                 ready.remove(tasks[actor])
                 return tasks[actor]
-            self._move(copies[actor])
+            if actor in copies:
+                self._move(copies[actor])
+            else:
+                self._operate_engine(actor, *operations[actor])
+
+    def _be_late(self, actor: Actor) -> None:
+        """Let all others that can go on do so first, those too that will only begin."""
+        self._delays += 1
+        self._late[actor] = self._delays
+
+    def defer(self, thread: Any) -> None:
+        """Let all others go on before a thread that is about to look."""
+        self._be_late(("thread", thread.number, 0))
+
+    def enter_round(self, thread: Any, mark: Any, *, same: bool) -> Any:
+        """Find a round of a loop that has done nothing but look, and go on as if it were none.
+
+        A run without such a round has the same events. So the next rounds need not be run: that
+        they see more is another order (Kokologiannakis, Ren and Vafeiadis, "Dynamic partial order
+        reductions for spinloops", FMCAD 2021).
+        """
+        del thread
+        if not self.steps:
+            return None
+        actor = self.steps[-1].actor
+        acts = sum(map(_acts, self.machine.recording.events[self._seen :]))
+        now = self._acts[actor] + acts, self._counts[actor]
+        if same and mark is not None and mark[0] == now[0] and mark[1] < now[1]:
+            self._spin(self.steps[-1])
+        return now
+
+    def _spin(self, step: ExploredStep) -> None:
+        """Note that the round of a loop that ends in a step has done nothing but look."""
+
+    def _turn(self, actor: Actor, *, late: bool) -> None:
+        """Note that somebody is passed over, or goes on after that."""
+        if late:
+            self._be_late(actor)
+            self._passed.add(actor)
+        else:
+            self._passed.discard(actor)
+        self.turns.append(Turn(len(self.steps), actor, late))
+        timeline = self.machine.timeline
+        if timeline is not None:
+            owner, what = self.owner_of(actor), self.name_of(actor)
+            timeline.turn(owner, f"late: {what}" if late else f"goes on: {what}")
+
+    def owner_of(self, actor: Actor) -> Owner:
+        """Return a thread, or that which started a copy."""
+        return list(self.machine.owners)[actor[1]]
+
+    def name_of(self, actor: Actor) -> str:
+        """Return what a reader calls an actor: ``"device 1"``, ``"copy 2 of device 1 (...)"``."""
+        owner = self.owner_of(actor)
+        if actor[0] == "thread":
+            return str(owner)
+        copy = next(copy for copy, known in self._copies.values() if known == actor)
+        source, target = copy.names
+        what = f"{source or 'memory'} -> {target or 'memory'}, {_brief(copy.line)}"
+        return f"copy {actor[2]} of {owner} ({what})"
+
+    def _choose(self, enabled: tuple[Actor, ...]) -> Actor:
+        """Return who takes the next step, of those who can."""
+        return enabled[0]
 
     @property
-    def taken(self) -> tuple[int, ...]:
-        """The schedule of the run: who was chosen wherever there were several."""
-        pairs = zip(self.nodes, self.steps, strict=False)
-        return tuple(
-            node.enabled.index(step.actor) for node, step in pairs if len(node.enabled) > 1
-        )
+    def story(self) -> tuple[str, ...]:
+        """The order in lines, from where it leaves the plain one."""
+        return story_of(self)
 
-    def look(self, thread: Any, kind: str, target: Any) -> None:
-        """Add a look to the current step; a thread that sees the same again waits for a change."""
+    @property
+    def witness(self) -> Witness:
+        """The order of the run so far."""
+        last = max((at for at, choice in enumerate(self.chosen, 1) if choice), default=0)
+        choices = tuple(self.chosen[:last])
+        memory = self.memory and self.machine.platform == "gpu"
+        return Witness(digest_of(self.jaxpr), self.machine.target, choices, memory=memory)
+
+    def look(self, thread: Any, kind: str, target: Any, line: str = "") -> None:
+        """Add a look to the current step.
+
+        A thread that has only looked since it saw the same waits for a change.
+        """
         if not self.steps:
             return
         step = self.steps[-1]
+        where = (getattr(target, "name", target), line)
         if kind == "wait":
-            self._pending[step.actor] = self._name(target)
+            self._pending[step.actor] = (self._name(target), where)
             return
         if kind != "look":
+            self._acts[step.actor] += 1
             step.operations[kind, target] = 1
+            step.where[kind, target] = where
             return
         name = self._name(target)
-        scheduler = thread.machine.scheduler
-        count = sum(1 for one in self.steps if one.actor == step.actor)
-        before = self._looks.get(step.actor)
-        if before == (count - 1, name, target.count) and scheduler.current is not None:
-            target.waiting.append(scheduler.current)
-            self._pollers.append((scheduler.current, target))
-            if self._wake_pollers not in scheduler.idle:
-                scheduler.idle.append(self._wake_pollers)
-            scheduler.block(lambda: _polls(thread, target))
+        seen = self._seen_by.setdefault(step.actor, {})
+        task = thread.machine.scheduler.current
+        same = all(one.count == count for one, count in seen.values())
+        if name in seen and same and task is not None:
+            self._wait_for_change(thread, task, [one for one, _ in seen.values()], line)
             step = self.steps[-1]
-            count = sum(1 for one in self.steps if one.actor == step.actor)
-        self._looks[step.actor] = (count, name, target.count)
-        step.operations["look", name] = 1
+            seen.clear()
+        elif name in seen:
+            self._follow_change({("add", n) for n in seen} | {("end", n) for n in seen})
+        if not same:
+            seen.clear()
+        seen[name] = (target, target.count)
+        step.operations["look", name] = target.count
+        step.where["look", name] = where
+        self._looked[step.actor] = len(self.steps) - 1
+
+    def _wait_for_change(
+        self, thread: Any, task: Any, semaphores: Sequence[Semaphore], line: str
+    ) -> None:
+        """Let others go on until a count changes, or nothing else can happen."""
+        scheduler = thread.machine.scheduler
+        for semaphore in semaphores:
+            semaphore.waiting.append(task)
+        self._pollers.append((task, semaphores))
+        if self._wake_pollers not in scheduler.idle:
+            scheduler.idle.append(self._wake_pollers)
+        scheduler.block(lambda: _polls(thread, semaphores[-1], line))
+        self.follow_waker()
+        for semaphore in semaphores:
+            if task in semaphore.waiting:
+                semaphore.waiting.remove(task)
+
+    def operate(
+        self, kind: str, name: Hashable, value: int, where: tuple[str, str] = ("", "")
+    ) -> None:
+        """As any ``Choices``."""
+        if self.steps:
+            step = self.steps[-1]
+            step.operations[kind, name], step.where[kind, name] = value, where
+
+    def operation_done(self, operation: Any, steps: int) -> None:
+        """As any ``Choices``."""
+        self.operate("peek", ("steps of", self._actor_of(operation)), steps)
+
+    def access(
+        self, region: Region, atomic: str, where: tuple[str, str], *, writes: bool | None = None
+    ) -> None:
+        """As any ``Choices``."""
+        if self.steps:
+            writes = atomic != "look" if writes is None else writes
+            self._touch(self.steps[-1], region, where, writes=writes, atomic=atomic)
+            actor = self.steps[-1].actor
+            if atomic == "look":
+                self._looked[actor] = len(self.steps) - 1
+            # Loops that look at memory wait before they look again: see ``repeat_look``.
+            self._acts[actor] += 1
+
+    def repeat_look(self) -> None:
+        """As any ``Choices``."""
+        actor = self.steps[-1].actor
+        at = self._looked.get(actor)
+        if at is None:
+            return
+        accesses = self.steps[at].accesses
+        accesses[:] = [a._replace(spins=a.spins or a.atomic == "look") for a in accesses]
+        looks = [access for access in accesses if access.spins]
+        for position in range(at + 1, len(self.steps) - 1):
+            others = self.steps[position].accesses
+            if any(a.writes and a.conflicts(look) for a in others for look in looks):
+                self.past.follow(actor, position)
+                return
+
+    def _follow_change(self, changes: set[Operation]) -> None:
+        """Note that a thread that looks again sees the first change since: it waits for that."""
+        actor = self.steps[-1].actor
+        for position in range(self._looked.get(actor, len(self.steps)) + 1, len(self.steps) - 1):
+            if not changes.isdisjoint(self.steps[position].operations):
+                self.past.follow(actor, position)
+                return
+
+    def follow_waker(self) -> None:
+        """As any ``Choices``."""
+        actor = self.steps[-1].actor
+        self.past.follow(actor, self._since[actor] - 1)
+
+    def name(self, thing: Any, where: Hashable) -> None:
+        """As any ``Choices``."""
+        whole = root(thing) if isinstance(thing, np.ndarray) else thing
+        self._names[id(whole)] = (whole, where)
+
+    def _operate_engine(self, actor: Actor, engines: Engines, operation: Any) -> None:
+        """Let the next step of an operation of a GPU's engine happen."""
+        self.operate("add", ("steps of", actor), 1)
+        for side in engines.move(operation):
+            where = (side.name, operation.record.line)
+            self._touch(self.steps[-1], side.region, where, writes=side.writes, atomic=side.atomic)
+        if operation.record.chain is not None and not operation.steps:
+            for other in engines.movable():
+                if other.record.chain == operation.record.chain:
+                    self.past.follow(self._actor_of(other), len(self.steps) - 1)
 
     def _wake_pollers(self) -> bool:
         """Let those look again who wait for a change, if nothing else can happen."""
         self._woken += 1
-        pollers = [(task, target) for task, target in self._pollers if task in target.waiting]
+        pollers = [task for task, semaphores in self._pollers if task in semaphores[0].waiting]
         self._pollers.clear()
         if not pollers or self._woken > _POLLS:
             return False
-        for task, target in pollers:
-            target.waiting.remove(task)
+        for task in pollers:
             self.machine.scheduler.wake(task)
         return True
-
-    def _chosen(self, enabled: tuple[Actor, ...]) -> Actor:
-        """Return who takes the next step, and keep the state.
-
-        Raises:
-          Redundant: all runs from here on were made.
-        """
-        number = len(self.steps)
-        if number < len(self.nodes):
-            return self.nodes[number].chosen
-        asleep = self._asleep()
-        awake = [actor for actor in enabled if actor not in asleep]
-        if not awake:
-            raise Redundant
-        chosen = awake[0]
-        self.nodes.append(Node(enabled, chosen, wanted={chosen}, asleep=asleep))
-        return chosen
-
-    def _asleep(self) -> dict[Actor, ExploredStep]:
-        """Return who sleeps in the next state: who did before, and commutes with the last step."""
-        if not self.steps:
-            return {}
-        node, last = self.nodes[len(self.steps) - 1], self.steps[-1]
-        before = {**node.asleep, **node.tried}
-        return {
-            actor: step
-            for actor, step in before.items()
-            if step is not None and actor != last.actor and not conflict(step, last)
-        }
 
     def _move(self, copy: Copy) -> None:
         """Let the next event of a copy happen."""
@@ -171,19 +341,20 @@ class Explorer(Choices):
         semaphore = copy.sent if reads else copy.done
         for region, writes in copy.sides:
             if writes != reads:
-                self._touch(step, region, writes=writes)
+                where = (copy.names[writes], copy.line)
+                atomic = _adding(region) if writes and copy.adds else ""
+                self._touch(step, region, where, writes=writes, atomic=atomic)
         advance(self.machine, copy)
         if semaphore is not None:
-            operation = ("add", self._name(semaphore))
-            step.operations[operation] = step.operations.get(operation, 0) + copy.size
+            _operate(step, "add", self._name(semaphore), copy.size, (semaphore.name, copy.line))
 
-    def _actor_of(self, copy: Copy) -> Actor:
+    def _actor_of(self, copy: Any) -> Actor:
         known = self._copies.get(id(copy))
         if known is not None:
             return known[1]
         starter = self.steps[-1].actor if self.steps else ("thread", -1, 0)
-        number = sum(actor[1] == starter[1] for _, actor in self._copies.values())
-        actor = ("copy", starter[1], number)
+        actor = ("copy", starter[1], self._counts["copies", starter[1]])
+        self._counts["copies", starter[1]] += 1
         self._copies[id(copy)] = (copy, actor)
         if self.steps:
             self.past.begin(actor, len(self.steps) - 1)
@@ -198,8 +369,10 @@ class Explorer(Choices):
     def end(self) -> None:
         """End the run: waits that never ended are steps, too, as in another order they may have."""
         self._end_step()
-        for actor, name in self._pending.items():
-            self.past.add(ExploredStep(actor, {("take", name): 0}), (), everyone=False)
+        for actor, (name, where) in self._pending.items():
+            operation = ("take", name)
+            step = ExploredStep(actor, {operation: 0}, where={operation: where})
+            self.past.add(step, (), everyone=False)
 
     def _end_step(self) -> None:
         """Take the events since the step began."""
@@ -216,32 +389,55 @@ class Explorer(Choices):
         step.ended = True
         met: list[int] = []
         for event in fresh:
+            self._acts[step.actor] += _acts(event)
             if isinstance(event, Signalled):
-                operation = ("add", self._name(event.semaphore))
-                step.operations[operation] = step.operations.get(operation, 0) + event.amount
+                kind = "add" if event.amount >= 0 else "subtract"
+                where = (event.semaphore.name, event.line)
+                _operate(step, kind, self._name(event.semaphore), event.amount, where)
+            elif isinstance(event, Waited) and not event.amount:
+                self._pending.pop(step.actor, None)
             elif isinstance(event, Waited):
-                name = self._name(event.semaphore)
-                step.operations["take" if event.takes else "peek", name] = event.amount
+                operation = ("take" if event.takes else "peek", self._name(event.semaphore))
+                step.operations[operation] = event.amount
+                step.where[operation] = (event.semaphore.name, event.line)
                 self._pending.pop(step.actor, None)
             elif isinstance(event, Touched):
-                self._touch(step, event.region, writes=event.writes)
+                where = (event.name, event.line)
+                atomic = _adding(event.region) if event.adds else ""
+                if self.memory:
+                    self._touch(step, event.region, where, writes=event.writes, atomic=atomic)
             elif isinstance(event, Synchronized) and not barrier:
                 met += event.threads
-        node = self.nodes[len(self.steps) - 1]
-        node.tried[step.actor] = step
-        if step.operations:
+        acts = any(kind != "look" for kind, _ in step.operations)
+        if acts or any(access.writes for access in step.accesses):
             self._woken = 0
+            self._seen_by.pop(step.actor, None)
         self.past.add(step, met, everyone=barrier)
 
-    def _touch(self, step: ExploredStep, region: Region, *, writes: bool) -> None:
-        if not self.memory:
+    def _touch(
+        self,
+        step: ExploredStep,
+        region: Region,
+        where: tuple[str, str],
+        *,
+        writes: bool,
+        atomic: str,
+    ) -> None:
+        if not (self.memory or atomic):
             return
         whole = root(region)
+        if atomic == "sum":
+            adders = self.sums.setdefault((id(whole), *where), set())
+            adders.add((step.actor, len(self.steps)))
         if id(whole) not in self._names:
             self._learn_all()
-        name = self._names.setdefault(id(whole), (whole, ("memory", len(self._names))))[1]
+        # What no device has is a thread's own: it is named by who accessed it first, and when.
+        first_access = ("memory", step.actor, self._counts[step.actor], len(step.accesses))
+        name = self._names.setdefault(id(whole), (whole, first_access))[1]
         start, (first, end) = bounds_of(whole)[0], bounds_of(region)
-        step.accesses.append(MemoryAccess(name, first - start, end - start, writes))
+        part = part_of(region, start)
+        access = MemoryAccess(name, first - start, end - start, writes, atomic, where, part)
+        step.accesses.append(access)
 
     def _name(self, semaphore: Semaphore) -> Hashable:
         """Name a semaphore by where it is, which all runs do alike."""
@@ -262,13 +458,313 @@ class Explorer(Choices):
         if ref.data.dtype == object:
             for number, one in enumerate(ref.data.flat):
                 self._names.setdefault(id(one), (one, (where, number)))
-        elif self.memory:
+        else:
             self._names.setdefault(id(root(ref.data)), (root(ref.data), where))
 
+
+@dataclass(frozen=True)
+class Turn:
+    """Somebody was passed over, or went on after that.
+
+    Attributes:
+      step: before which step of the run.
+      actor: who.
+      late: whether it was passed over.
+    """
+
+    step: int
+    actor: Actor
+    late: bool
+
+
+#: How many lines tell an order.
+_LINES = 16
+
+#: What a step does, in words.
+_VERBS = {
+    "add": "adds {} to",
+    "subtract": "adds {} to",
+    "take": "takes {} from",
+    "peek": "sees {} on",
+    "look": "looks at",
+    "change": "reads and changes",
+    "arrive": "arrives at",
+    "pass": "passes",
+}
+
+#: Of operations that no line of the kernel names.
+_NOWHERE = ("", "")
+
+
+def story_of(explorer: Explorer) -> tuple[str, ...]:
+    """Tell in lines what the steps of a run did, from where it leaves the plain order."""
+    if not explorer.turns:
+        return ()
+    turns: dict[int, list[Turn]] = {}
+    for turn in explorer.turns:
+        turns.setdefault(turn.step, []).append(turn)
+    first = explorer.turns[0].step
+    last = max((turn.step for turn in explorer.turns if not turn.late), default=len(explorer.steps))
+    lines = [f"{first} steps in the plain order, then:"]
+    for number, step in enumerate(explorer.steps[first : last + 1], first):
+        for turn in turns.get(number, ()):
+            name = explorer.name_of(turn.actor)
+            lines.append(f"> {name} {'is late' if turn.late else 'goes on, after all others'}")
+        done = [
+            (_VERBS[kind].format(amount), step.where[kind, what])
+            for (kind, what), amount in step.operations.items()
+            if kind in _VERBS and step.where[kind, what] != _NOWHERE
+        ]
+        done += [
+            (_VERBS[access.atomic if access.atomic == "look" else "change"], access.where)
+            for access in step.accesses
+            if access.atomic
+        ]
+        if done:
+            acts = ", ".join(f"{verb} {name} ({_brief(line)})" for verb, (name, line) in done)
+            lines.append(f"  {explorer.name_of(step.actor)}: {acts}")
+    if len(lines) > _LINES:
+        half = _LINES // 2
+        lines[half:-half] = [f"  ... {len(lines) - 2 * half} more"]
+    return tuple(lines)
+
+
+def _brief(line: str) -> str:
+    """Return ``file:line`` without the folder."""
+    return line.rpartition("/")[2]
+
+
+@dataclass(eq=False)
+class ReplayedOrder(Explorer):
+    """The choices of a witness, and then the plain ones.
+
+    Attributes:
+      schedule: the witness.
+    """
+
+    schedule: Witness = field(kw_only=True)
+
+    def __post_init__(self) -> None:
+        """Let threads stop where they did."""
+        self.memory = self.schedule.memory
+
+    def begin(self, jaxpr: Any) -> None:
+        """Keep what runs.
+
+        Raises:
+          OptionError: it is not what the witness is of.
+        """
+        super().begin(jaxpr)
+        self.schedule.require(digest_of(jaxpr), self.machine.target)
+
+    def _choose(self, enabled: tuple[Actor, ...]) -> Actor:
+        """Return whom the witness names.
+
+        Raises:
+          OptionError: there are not so many who can go on.
+        """
+        if len(enabled) == 1:
+            return enabled[0]
+        at = len(self.chosen)
+        choice = self.schedule.choices[at] if at < len(self.schedule.choices) else 0
+        if choice >= len(enabled):
+            raise OptionError(
+                f"the schedule does not fit this run: choice {at} of it is {choice}, and "
+                f"{len(enabled)} can go on there; {_OTHER_RUN}"
+            )
+        return enabled[choice]
+
+    def complete(self) -> None:
+        """Reject a run that has ended before the witness has.
+
+        Raises:
+          OptionError: choices are left over.
+        """
+        left = len(self.schedule.choices) - len(self.chosen)
+        if left > 0:
+            raise OptionError(
+                f"the schedule does not fit this run: {left} of its "
+                f"{len(self.schedule.choices)} choices are left over; {_OTHER_RUN}"
+            )
+
+
+@dataclass(eq=False)
+class DirectedOrder(Explorer):
+    """Lets some actors take steps in an order, as far as they can, and then chooses plainly.
+
+    Attributes:
+      actors: who take the first steps.
+      held: who waits after these, as long as anybody else can go on; None for nobody.
+      until: the step that ends this: whose, and how many it had taken before.
+      overtaken: whether that step was taken while ``held`` waited.
+    """
+
+    actors: Sequence[Actor] = ()
+    held: Actor | None = None
+    until: tuple[Actor, int] | None = None
+    overtaken: bool = False
+    _at: int = 0
+
+    def _choose(self, enabled: tuple[Actor, ...]) -> Actor:
+        while self._at < len(self.actors):
+            actor = self.actors[self._at]
+            self._at += 1
+            if actor in enabled:
+                return actor
+        if self.held is None:
+            return enabled[0]
+        actor = next((one for one in enabled if one != self.held), self.held)
+        if actor == self.held:
+            self.held = None
+        elif (actor, self._counts[actor]) == self.until:
+            self.held, self.overtaken = None, True
+        return actor
+
+
+# All orders: dynamic partial order reduction.
+
+
+@dataclass(eq=False)
+class Node:
+    """A state of a run in which somebody is chosen.
+
+    Attributes:
+      enabled: those who can take a step.
+      chosen: who takes it in the current run.
+      tried: those whose runs were made, each with what its step does.
+      wanted: those that are to be tried.
+      asleep: those whose runs from here on were made elsewhere, each with what its step does.
+      ways: who is to go on after one of those that are wanted.
+    """
+
+    enabled: tuple[Actor, ...]
+    chosen: Actor
+    tried: dict[Actor, ExploredStep | None] = field(
+        default_factory=dict[Actor, ExploredStep | None]
+    )
+    wanted: set[Actor] = field(default_factory=set[Actor])
+    asleep: dict[Actor, ExploredStep] = field(default_factory=dict[Actor, ExploredStep])
+    ways: dict[Actor, list[Actor]] = field(default_factory=dict[Actor, list[Actor]])
+
+
+@dataclass(eq=False)
+class ReducedOrder(Explorer):
+    """The choices of ``nodes`` first, then new ones, none of which repeat orders that were run.
+
+    Attributes:
+      nodes: the states of the run, in order, as far as they are known.
+      spun: whether the last step ended a round of a loop that has done nothing but look.
+    """
+
+    nodes: list[Node] = field(default_factory=list[Node])
+    spun: bool = False
+    _stuck: bool = False
+    _way: list[Actor] = field(default_factory=list[Actor])
+
+    def _choose(self, enabled: tuple[Actor, ...]) -> Actor:
+        """Return who takes the next step, and keep the state.
+
+        Raises:
+          Redundant: all runs from here on were made.
+          Unrepeatable: the run is not the one that the nodes are of.
+        """
+        number = len(self.steps)
+        if number < len(self.nodes):
+            node = self.nodes[number]
+            if node.enabled != enabled:
+                raise Unrepeatable
+            self._way = list(node.ways.get(node.chosen, ()))
+            return node.chosen
+        asleep = self._asleep()
+        awake = [actor for actor in enabled if actor not in asleep]
+        if not awake and all(self._sees_nothing_new(asleep[actor]) for actor in enabled):
+            self._stuck = True  # all that are left look again and again, and see the same
+            awake = list(enabled)
+        if not awake:
+            raise Redundant
+        chosen = awake[0]
+        if self._way:
+            actor = self._way.pop(0)
+            chosen = actor if actor in awake else chosen
+        self.nodes.append(Node(enabled, chosen, wanted={chosen}, asleep=asleep))
+        return chosen
+
+    def _sees_nothing_new(self, step: ExploredStep) -> bool:
+        """Return whether a step ends a round of looks at counts that are still the same."""
+        counts = {name: one.count for one, name in self._names.values() if name in step.seen}
+        return bool(step.seen) and all(
+            counts.get(name, seen) == seen for name, seen in step.seen.items()
+        )
+
+    def _spin(self, step: ExploredStep) -> None:
+        """End the run: all that follows is in runs without this round, unless nobody goes on."""
+        step.seen = {name: count for name, (_, count) in self._seen_by[step.actor].items()}
+        node = self.nodes[len(self.steps) - 1]
+        others = [actor for actor in node.enabled if actor != step.actor]
+        asleep = {**node.asleep, **node.tried}
+        if self._stuck or all(
+            (other := asleep.get(actor)) is not None and self._sees_nothing_new(other)
+            for actor in others
+        ):
+            return
+        self.spun = True
+        raise Redundant
+
+    def _asleep(self) -> dict[Actor, ExploredStep]:
+        """Return who sleeps in the next state: who did before, and commutes with the last step."""
+        if not self.steps:
+            return {}
+        node, last = self.nodes[len(self.steps) - 1], self.steps[-1]
+        before = {**node.asleep, **node.tried}
+        return {
+            actor: step
+            for actor, step in before.items()
+            if step is not None
+            and actor != last.actor
+            and not conflict(step, last)
+            and not may_change(step, last)
+        }
+
+    def _end_step(self) -> None:
+        super()._end_step()
+        if self.steps:
+            step = self.steps[-1]
+            self.nodes[len(self.steps) - 1].tried[step.actor] = step
+
+
+def _adding(region: Region) -> str:
+    return atomic_kind("add", root(region).dtype, used=False)
+
+
+def _acts(event: Any) -> bool:
+    """Return whether an event is more than a look: a thread that goes on forgets all others."""
+    if isinstance(event, Waited):
+        return event.amount != 0
+    return not isinstance(event, Touched) or event.writes
+
+
+def _operate(
+    step: ExploredStep, kind: str, name: Hashable, amount: int, where: tuple[str, str]
+) -> None:
+    operation = (kind, name)
+    step.operations[operation] = step.operations.get(operation, 0) + amount
+    step.where[operation] = where
+
+
+_OTHER_RUN = (
+    "its inputs are others than those that were explored, or a callback or the time decides what "
+    "it does"
+)
 
 #: How often threads that poll look again although nothing has happened: loops that end by counting.
 _POLLS = 64
 
 
-def _polls(thread: Any, semaphore: Semaphore) -> Any:
-    return Wait(owner=thread.owner, on=semaphore.name, had=semaphore.count, program=thread.program)
+def _polls(thread: Any, semaphore: Semaphore, line: str) -> Any:
+    return Wait(
+        owner=thread.owner,
+        on=semaphore.name,
+        had=semaphore.count,
+        line=line,
+        program=thread.program,
+    )

@@ -13,22 +13,40 @@ other: dynamic partial order reduction (Flanagan and Godefroid, POPL 2005) with 
 sleep sets (Abdulla, Aronis, Jonsson and Sagonas, "Optimal dynamic partial order reduction", POPL
 2014).
 Nothing is saved and restored: each run begins anew and repeats the choices of a run before.
+
+Where the proof of order finds a race, accesses to memory are steps' operations, too. First each
+race is reversed directly, by one run; only if none of these shows it, all orders are searched.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+import gc
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
 from typing import Any, Literal
 
+import numpy as np
+
 from pallas_sim.errors import OptionError, PallasError
-from pallas_sim.exploration.explorer import Explorer, Node, Redundant
-from pallas_sim.exploration.past import Actor, Past
+from pallas_sim.exploration.explorer import (
+    DirectedOrder,
+    Explorer,
+    Node,
+    ReducedOrder,
+    Redundant,
+    ReplayedOrder,
+    Unrepeatable,
+    story_of,
+)
+from pallas_sim.exploration.past import Actor, ExploredStep, Past, Reason, conflict, reasons_of
+from pallas_sim.exploration.witness import Witness
 from pallas_sim.findings import Finding
 from pallas_sim.inspector import same_bits
 from pallas_sim.machine import Limits, Machine
 from pallas_sim.platforms import set_platforms
 from pallas_sim.simulation import SimulatedCall
+from pallas_sim.tracing import collecting_later
 
 #: Whether every order of a call computes the same and is free of findings (``proved``), one is not
 #: (``wrong``), or some were not run (``open``).
@@ -43,20 +61,29 @@ class Exploration:
       verdict: see ``Verdict``.
       runs: how many were made, those included that were given up as redundant.
       classes: how many of them differ in the order of steps that do not commute.
+      left: how many classes are known and were not run; 0 unless the verdict is open.
+      reasons: why there is more than one order; empty if one run is all.
       findings: of the run that is wrong.
       error: what ended that run, or None.
       differs: whether it is wrong because it gave other values than the first one.
-      witness: its schedule. None where the proof of order alone says that it is wrong: no run was
-        found in which it shows.
+      confirmed: whether a run shows what is wrong. If not, the proof of order alone says so.
+      witness: the order of that run, with few switches; None unless confirmed.
+      story: that order in lines, from where it leaves the plain one.
+      stopped: a sentence on why not every order was run; "" if all were, or one is wrong.
     """
 
     verdict: Verdict
     runs: int
     classes: int
+    left: int = 0
+    reasons: tuple[Reason, ...] = ()
     findings: tuple[Finding, ...] = ()
     error: Exception | None = None
     differs: bool = False
-    witness: tuple[int, ...] | None = None
+    confirmed: bool = False
+    witness: Witness | None = None
+    story: tuple[str, ...] = ()
+    stopped: str = ""
 
 
 def explore(
@@ -73,87 +100,251 @@ def explore(
       fn: as of ``simulate``.
       args: likewise.
       target: likewise.
-      schedules: the most runs.
+      schedules: the most runs that look for what is wrong.
       limits: of each run.
       options: as of ``simulate``.
 
     Raises:
-      OptionError: there is no such target, it is a GPU, or ``schedules`` is less than 1.
+      OptionError: there is no such target, or ``schedules`` is less than 1.
       SimulationError: the call cannot be simulated.
     """
-    if schedules < 1:
-        raise OptionError(f"schedules is {schedules}: at least one run is needed")
+    require_schedules(schedules)
     call = SimulatedCall.of(fn, args, options)
     set_platforms()
     chip = call.chip(target)
-    if chip.platform != "tpu":
-        raise OptionError(
-            f"explore runs kernels for TPUs, not for {chip.name}: the order of a GPU's engines is "
-            "not among its choices. simulate(seed=) draws other orders"
-        )
 
-    def run(explorer: Callable[[Machine], Explorer]) -> tuple[Explorer, Any]:
+    def new() -> tuple[Machine, Callable[[], Any]]:
         machine = Machine(target=chip.name, cores=chip.cores, limits=limits or Limits())
-        machine.choices = explorer(machine)
-        return machine.choices, lambda: call.run(machine, jit=True)
+        return machine, lambda: call.run(machine, jit=True)
 
-    return search(run, schedules)
-
-
-#: Makes a run: returns its choices, and a function that runs it and returns what it gave.
-type Run = Callable[[Callable[[Machine], Explorer]], tuple[Explorer, Callable[[], Any]]]
+    return explore_runs(new, schedules)
 
 
-def search(run: Run, schedules: int) -> Exploration:
-    """Make runs until all orders were had, one is wrong, or there were ``schedules``.
+def require_schedules(schedules: int) -> None:
+    """Reject a number of runs that is none.
 
-    Where the proof of order finds a race, runs in which the accesses come in either order are
-    looked for, until one gives other values: the witness.
+    Raises:
+      OptionError: it is less than 1.
     """
-    result = _search(run, schedules, memory=False)
-    if result.verdict != "wrong" or result.error is not None or result.differs:
-        return result
-    more = _search(run, schedules - result.runs, memory=True, proved=False)
-    runs = result.runs + more.runs
-    if more.verdict == "wrong":
-        return replace(more, runs=runs, findings=result.findings)
-    return replace(result, runs=runs, witness=None)
+    if schedules < 1:
+        raise OptionError(f"schedules is {schedules}: at least one run is needed")
 
 
-def _search(run: Run, schedules: int, *, memory: bool, proved: bool = True) -> Exploration:
-    """Search as ``search`` does.
+def order_matters(machine: Machine) -> bool:
+    """Return whether a run that has ended may go otherwise in another order.
 
-    Args:
-      run: makes a run.
-      schedules: the most runs.
-      memory: see ``Explorer.memory``.
-      proved: whether a finding of the proof of order is enough to call a run wrong.
+    If not, its proof of order holds for all: each semaphore has one thread that waits for it,
+    nothing looks at counts, and no access is in a race.
     """
-    runs, classes = Search(), 0
+    return machine.choices.matter or any(
+        finding.kind in _PROVED or finding.kind == "deadlock" for finding in machine.findings
+    )
+
+
+#: Makes a machine, and a function that runs the call on it and returns what it gave.
+type NewRun = Callable[[], tuple[Machine, Callable[[], Any]]]
+
+
+def explore_runs(new: NewRun, schedules: int) -> Exploration:
+    """Make runs until all orders were had, one is wrong, or there were ``schedules``."""
+    runs = _Runs(new, schedules)
+    with collecting_later():
+        try:
+            return _search(runs)
+        except Unrepeatable:
+            return runs.exploration("open", stopped=_UNREPEATABLE.format(runs=runs.count))
+
+
+_UNREPEATABLE = (
+    "run {runs} did not repeat the choices of a run before, so its order is not all that decides "
+    "what the kernel does: a callback or the time does"
+)
+
+
+def _search(runs: _Runs) -> Exploration:
+    orders = Search()
+    for outcome in _walk(runs, orders, memory=False):
+        runs.classes += 1
+        fault = runs.fault_of(outcome)
+        if fault:
+            return _witnessed(runs, outcome, fault)
+        if outcome.findings:
+            return _shown(runs, outcome)
+    return runs.unless_left(orders)
+
+
+def _shown(runs: _Runs, outcome: _Outcome) -> Exploration:
+    """Look for a run that shows what the proof of order says of another one."""
+    runs.findings = outcome.findings
+    reversal = _reversed(runs, outcome)
+    if reversal is not None and reversal.fault:
+        return _witnessed(runs, reversal.outcome, reversal.fault)
+    orders, feasible = Search(), False
+    runs.classes = 0
+    for outcome in _walk(runs, orders, memory=True):
+        runs.classes += 1
+        fault = runs.fault_of(outcome)
+        if fault:
+            return _witnessed(runs, outcome, fault)
+        past = outcome.explorer.past
+        feasible = feasible or any(past.is_feasible(*race) for race in _memory_races(past))
+    only_races = all(finding.kind == "race" for finding in runs.findings)
+    # What a GPU's fences order, or a barrier its tensor memory, no order of steps can show.
+    only_races = only_races and runs.platform == "tpu"
+    if not orders.left and not feasible and only_races:
+        runs.findings = ()
+        return runs.exploration("proved")
+    if reversal is not None:
+        explorer = reversal.outcome.explorer
+        facts = {"confirmed": True, "witness": explorer.witness, "story": story_of(explorer)}
+        return runs.exploration("wrong", **facts)
+    return runs.exploration("wrong")
+
+
+@dataclass(frozen=True)
+class _Fault:
+    """What a run shows to be wrong.
+
+    Attributes:
+      error: the type of the error that ended it, and where; () without one.
+      differs: whether it gave other values than the first run.
+      shown: its findings that no other run has to confirm.
+    """
+
+    error: tuple[Any, ...] = ()
+    differs: bool = False
+    shown: frozenset[Any] = frozenset()
+
+    def __bool__(self) -> bool:
+        """Whether anything is wrong."""
+        return bool(self.error or self.differs or self.shown)
+
+    def is_in(self, other: _Fault) -> bool:
+        """Return whether another run shows it, too."""
+        if self.error:
+            return self.error == other.error
+        return other.differs if self.differs else self.shown <= other.shown
+
+
+@dataclass(frozen=True)
+class _Outcome:
+    """What a run gave: values, findings, the error that ended it, and its choices."""
+
+    values: Any
+    findings: tuple[Finding, ...]
+    error: Exception | None
+    explorer: Explorer
+
+
+#: Findings of the proof of order: about other runs of the same events.
+_PROVED = frozenset({"race", "entry", "phase"})
+
+
+@dataclass(eq=False)
+class _Runs:
+    """The runs of a call.
+
+    Attributes:
+      new: makes one.
+      most: may be made to look for what is wrong.
+      count: how many were made for that.
+      classes: see ``Exploration``.
+      first: what the first one gave.
+      findings: of the proof of order, of the run that is wrong.
+      reasons: see ``Exploration``.
+      platform: of the chip.
+    """
+
+    new: NewRun
+    most: int
+    count: int = 0
+    classes: int = 0
     first: _Outcome | None = None
-    while runs.left and runs.count < schedules:
-        explorer, begin = run(
-            lambda machine: Explorer(machine=machine, nodes=runs.nodes, memory=memory)
+    findings: tuple[Finding, ...] = ()
+    reasons: set[Reason] = field(default_factory=set[Reason])
+    platform: str = ""
+
+    def make(
+        self, choices: Callable[[Machine], Explorer], *, monitored: bool = True
+    ) -> _Outcome | None:
+        """Make a run; None if it was given up as redundant."""
+        machine, begin = self.new()
+        self.platform = machine.platform
+        machine.choices = explorer = choices(machine)
+        machine.monitored = machine.monitored and monitored
+        values = error = None
+        try:
+            values = begin()
+        except PallasError as raised:
+            error = raised
+        except Redundant:
+            return None
+        finally:
+            explorer.end()
+            gc.collect(0)  # machines and greenlets are cycles
+        outcome = _Outcome(values, tuple(machine.findings), error, explorer)
+        self.first = outcome if self.first is None else self.first
+        return outcome
+
+    def learn(self, explorer: Explorer) -> None:
+        """Take note of why the order of steps matters."""
+        past = explorer.past
+        for (_, name, line), adders in explorer.sums.items():
+            if len(adders) > 1:
+                self.reasons.add(Reason("sum", name, (line,)))
+        for one, other in past.races:
+            self.reasons.update(reasons_of(past.steps[one], past.steps[other]))
+
+    def fault_of(self, outcome: _Outcome) -> _Fault:
+        """Return what a run shows to be wrong."""
+        first, error = self.first, outcome.error
+        assert first is not None
+        if error is not None:
+            kinds = [(finding.kind, finding.line) for finding in getattr(error, "findings", ())]
+            return _Fault((type(error), getattr(error, "line", ""), *kinds))
+        rounds = bool(first.explorer.sums)
+        same = first.error is not None or same_values(first.values, outcome.values, rounds=rounds)
+        known = outcome.explorer.machine.shown
+        shown = [f.key for f in outcome.findings if f.kind not in _PROVED or f.key in known]
+        return _Fault((), not same, frozenset(shown))
+
+    def exploration(self, verdict: Verdict, **facts: Any) -> Exploration:
+        """Return the result."""
+        common: dict[str, Any] = {"runs": self.count, "classes": self.classes}
+        common |= {"reasons": tuple(sorted(self.reasons)), "findings": self.findings}
+        return Exploration(verdict=verdict, **{**common, **facts})
+
+    def unless_left(self, orders: Search) -> Exploration:
+        """Return the result of runs none of which is wrong."""
+        if not orders.left:
+            return self.exploration("proved")
+        left = orders.known
+        stopped = (
+            f"{self.count} runs had {self.classes} classes of orders, and {left} more are known, "
+            "which may have others behind them"
         )
-        outcome = _outcome_of(explorer, begin)
-        runs.learn(explorer)
-        if outcome is None:
-            continue
-        classes += 1
-        first = outcome if first is None else first
-        differs = not outcome.error and not same_values(first.values, outcome.values)
-        if outcome.error is not None or differs or (proved and outcome.findings):
-            return Exploration(
-                verdict="wrong",
-                runs=runs.count,
-                classes=classes,
-                findings=outcome.findings,
-                error=outcome.error,
-                differs=differs,
-                witness=outcome.schedule,
-            )
-    verdict = "open" if runs.left else "proved"
-    return Exploration(verdict=verdict, runs=runs.count, classes=classes)
+        return self.exploration("open", left=left, stopped=stopped)
+
+
+def _walk(runs: _Runs, orders: Search, *, memory: bool) -> Iterator[_Outcome]:
+    """Yield what a run of each class of orders gave, while there are runs left to be made."""
+    while orders.left and runs.count < runs.most:
+        explorers: list[ReducedOrder] = []
+
+        def choices(machine: Machine) -> Explorer:
+            explorers.append(ReducedOrder(machine=machine, nodes=orders.nodes, memory=memory))  # noqa: B023
+            return explorers[0]  # noqa: B023
+
+        outcome = runs.make(choices, monitored=not memory)
+        runs.count += 1
+        if outcome is None and explorers[0].machine.findings:
+            witness = explorers[0].witness  # what it has shown so far need not be shown again
+            outcome = runs.make(lambda machine: ReplayedOrder(machine=machine, schedule=witness))  # noqa: B023
+            runs.count += 1
+        orders.learn(explorers[0])
+        runs.learn(explorers[0])
+        if outcome is not None:
+            yield outcome
 
 
 @dataclass(eq=False)
@@ -164,49 +355,48 @@ class Search:
       nodes: the states of the next run, up to the one in which it takes another way.
       count: how many were made.
       left: whether there is a next one.
+      vain: looks that were a whole round of a loop and let it go on as if it were none: what the
+        thread knew before, the semaphore, and the count.
     """
 
     nodes: list[Node] = field(default_factory=list[Node])
     count: int = 0
     left: bool = True
+    vain: set[tuple[Any, Hashable, int]] = field(default_factory=set[tuple[Any, Hashable, int]])
 
-    def learn(self, explorer: Explorer) -> None:
+    @property
+    def known(self) -> int:
+        """How many classes of orders are known to be left."""
+        return sum(len(_untried(node)) for node in self.nodes)
+
+    def learn(self, explorer: ReducedOrder) -> None:
         """Take note of a run that was made, and find the next one."""
-        explorer.end()
         self.count += 1
-        nodes = self.nodes
+        nodes, past = self.nodes, explorer.past
         del nodes[len(explorer.steps) :]
-        explorer.past.order()
-        made = [race for race in explorer.past.races if race[0] < len(nodes)]
-        for earlier, later in made:
-            _want_reversal(nodes[earlier], explorer.past, earlier, later)
+        past.order()
+        step = explorer.steps[-1] if explorer.steps else None
+        if explorer.spun and step is not None and len(step.seen) == 1:
+            ((name, count),) = step.seen.items()
+            self.vain.add((past.knowledge(len(past.steps) - 1), name, count))
+        for earlier, later in past.races:
+            if earlier < len(nodes) and not self._is_vain(past, earlier, later):
+                _want_reversal(nodes[earlier], past, earlier, later)
+        if explorer.spun and step is not None:
+            _want_others(nodes[-1], step)
         while nodes and not _untried(nodes[-1]):
             nodes.pop()
         self.left = bool(nodes)
         if nodes:
             nodes[-1].chosen = _untried(nodes[-1])[0]
 
-
-@dataclass(frozen=True)
-class _Outcome:
-    """What a run gave: values, findings, the error that ended it, and its schedule."""
-
-    values: Any
-    findings: tuple[Finding, ...]
-    error: Exception | None
-    schedule: tuple[int, ...]
-
-
-def _outcome_of(explorer: Explorer, begin: Callable[[], Any]) -> _Outcome | None:
-    """Make a run; None if it was given up as redundant."""
-    values = error = None
-    try:
-        values = begin()
-    except Redundant:
-        return None
-    except PallasError as raised:
-        error = raised
-    return _Outcome(values, tuple(explorer.machine.findings), error, explorer.taken)
+    def _is_vain(self, past: Past, earlier: int, later: int) -> bool:
+        """Return whether a look without an addition before it is known to be none."""
+        operations = past.steps[later].operations
+        name = next((name for kind, name in operations if kind == "look"), None)
+        if not self.vain or name is None or len(operations) > 1:
+            return False
+        return (past.knowledge(later), name, past.count(name, earlier, later)) in self.vain
 
 
 def _untried(node: Node) -> list[Actor]:
@@ -218,27 +408,227 @@ def _untried(node: Node) -> list[Actor]:
     ]
 
 
+def _want_others(node: Node, step: ExploredStep) -> None:
+    """Want somebody else tried in a state, as the step there ended a round that was none.
+
+    Not if an addition sleeps that the look does not see: until such a look is more than nothing,
+    all that follows is where the addition comes first.
+    """
+    if any(conflict(step, other) for other in node.asleep.values()):
+        return
+    # Each of those that only look, one after the other: if all do, the last one waits forever.
+    known = [node.tried.get(actor) for actor in node.wanted]
+    if all(other is not None and other.seen for other in known):
+        awake = (actor for actor in node.enabled if actor not in node.asleep)
+        node.wanted.update([actor for actor in awake if actor not in node.wanted][:1])
+
+
 def _want_reversal(node: Node, past: Past, earlier: int, later: int) -> None:
     """Want somebody tried in a state, so that a race of its step goes the other way round."""
-    first: dict[Actor, int] = {}  # of those who go on without the earlier step, when they do
-    initial: set[Actor] = set()  # those of them who need none of the others
-    origin = past.steps[earlier].actor
-    time = past.clocks[earlier][origin]
-    for position in range(earlier + 1, later + 1):
-        clock, actor = past.clocks[position], past.steps[position].actor
-        if clock.get(origin, 0) >= time and position != later:
-            continue
-        if actor not in first and all(clock.get(a, 0) < own for a, own in first.items()):
+    without = past.without(earlier, later)
+    initial: set[Actor] = set()  # of those who go on without the earlier step: who need no others
+    begun: set[Actor] = set()
+    before = 0
+    for position in without:
+        actor = past.steps[position].actor
+        if actor not in begun and not past.past[position] & before:
             initial.add(actor)
-        first.setdefault(actor, clock[actor])
-    if node.wanted & initial:
+        begun.add(actor)
+        before |= 1 << position
+    # Who sleeps has been first in all orders of the same steps, unless its run ended there.
+    asleep = {actor for actor, step in node.asleep.items() if not step.seen}
+    if not initial.isdisjoint(node.wanted | asleep):
+        return
+    # The shortest way to the later step: all else need not have happened before.
+    way = [past.steps[at].actor for at in without if past.precedes(at, later)]
+    if way[0] in node.enabled:
+        node.wanted.add(way[0])
+        node.ways[way[0]] = way[1:]
         return
     possible = [actor for actor in node.enabled if actor in initial]
     node.wanted.update(possible[:1] or node.enabled)
 
 
-def same_values(one: Any, other: Any) -> bool:
-    """Return whether two runs gave the same bits."""
+def same_values(one: Any, other: Any, *, rounds: bool = False) -> bool:
+    """Return whether two runs gave the same bits, or values that differ in rounding only.
+
+    Args:
+      one: pytree of arrays.
+      other: likewise.
+      rounds: whether copies add floating-point numbers, in an order that is none of the choices.
+    """
     import jax
 
-    return all(map(same_bits, jax.tree.leaves(one), jax.tree.leaves(other)))
+    alike = _alike if rounds else same_bits
+    return all(map(alike, jax.tree.leaves(one), jax.tree.leaves(other)))
+
+
+def _alike(one: Any, other: Any) -> bool:
+    """Return whether two arrays differ by what the order of some sums may change, or not at all."""
+    if same_bits(one, other) or one.dtype.kind not in "fcV":
+        return same_bits(one, other)
+    import ml_dtypes
+
+    kind = np.complex128 if one.dtype.kind == "c" else np.float64
+    wide, also = one.astype(kind), other.astype(kind)
+    scale = np.max(np.abs(wide), initial=0, where=np.isfinite(wide))
+    most = _ROUNDED * float(ml_dtypes.finfo(one.dtype).eps) * scale
+    return np.allclose(wide, also, rtol=0, atol=most, equal_nan=True)
+
+
+#: By how many units in the last place of the largest value sums in another order may differ.
+_ROUNDED = 64
+
+
+# A run that shows a race, and one with few switches.
+
+
+@dataclass(frozen=True)
+class _Reversal:
+    """A run in which two accesses come in the other order, and what it shows to be wrong."""
+
+    outcome: _Outcome
+    fault: _Fault
+
+
+#: How many races of a run are reversed directly, before all orders are searched.
+_REVERSED = 12
+
+
+def _reversed(runs: _Runs, outcome: _Outcome) -> _Reversal | None:
+    """Return a run in which a race goes the other way round; one that shows it, if there is one.
+
+    Who comes first is held back until the other one has come. Of races at the same lines, as
+    symmetric devices have, only the first and last are reversed.
+    """
+    actors = [step.actor for step in outcome.explorer.steps]
+    stops = runs.platform == "gpu"  # before accesses to memory, so that there are more steps
+
+    def directed(**facts: Any) -> tuple[_Outcome, DirectedOrder]:
+        orders: list[DirectedOrder] = []
+
+        def choices(machine: Machine) -> Explorer:
+            orders.append(DirectedOrder(machine=machine, **facts))
+            return orders[0]
+
+        result = runs.make(choices, monitored=False)
+        runs.count += 1
+        assert result is not None
+        return result, orders[0]
+
+    plain = directed(actors=actors, memory=True)[1]
+    past = plain.past
+    past.order()
+    runs.learn(plain)
+    actors = [step.actor for step in plain.steps]
+    best: _Reversal | None = None
+    for earlier, later in _representatives(past)[: min(_REVERSED, runs.most - runs.count)]:
+        held, other = actors[earlier], actors[later]
+        until = other, actors[:later].count(other)
+        way: Any = {"actors": actors[:earlier], "held": held, "until": until, "memory": stops}
+        result, order = directed(**way)
+        fault = runs.fault_of(result)
+        if fault:
+            return _Reversal(result, fault)
+        if best is None and order.overtaken:
+            best = _Reversal(result, fault)
+    return best
+
+
+def _memory_races(past: Past) -> Iterator[tuple[int, int]]:
+    for one, other in past.races:
+        reasons = reasons_of(past.steps[one], past.steps[other])
+        if any(reason.kind == "race" for reason in reasons):
+            yield one, other
+
+
+def _representatives(past: Past) -> list[tuple[int, int]]:
+    """Return races to reverse: of those at the same lines the first, and then the last."""
+    first: dict[Any, tuple[int, int]] = {}
+    last: dict[Any, tuple[int, int]] = {}
+    for one, other in _memory_races(past):
+        reasons = tuple(sorted(set(reasons_of(past.steps[one], past.steps[other]))))
+        first.setdefault(reasons, (one, other))
+        last[reasons] = one, other
+    return list(dict.fromkeys([*first.values(), *last.values()]))
+
+
+#: How many runs look for an order with fewer switches.
+_SHRINKS = 40
+
+
+def _witnessed(runs: _Runs, outcome: _Outcome, fault: _Fault) -> Exploration:
+    """Return the result of a run that is wrong, with an order that has few switches.
+
+    Raises:
+      Unrepeatable: its order does not repeat it.
+    """
+    witness = outcome.explorer.witness
+    again = runs.make(lambda machine: ReplayedOrder(machine=machine, schedule=witness))
+    if again is None or runs.fault_of(again) != fault or not _same(outcome, again):
+        raise Unrepeatable
+    best = _shrunk(runs, again, fault)
+    findings = {finding.key: finding for finding in (*runs.findings, *best.findings)}
+    return runs.exploration(
+        "wrong",
+        findings=tuple(findings.values()),
+        error=best.error,
+        differs=fault.differs,
+        confirmed=True,
+        witness=best.explorer.witness,
+        story=story_of(best.explorer),
+    )
+
+
+def _same(one: _Outcome, other: _Outcome) -> bool:
+    if one.error is not None or other.error is not None:
+        return one.error is not None and other.error is not None
+    return same_values(one.values, other.values)
+
+
+#: Consecutive steps of one actor.
+type _Block = list[Actor]
+
+
+def _shrunk(runs: _Runs, outcome: _Outcome, fault: _Fault) -> _Outcome:
+    """Return a run with the same fault, and fewer switches: delta debugging of its blocks."""
+    memory = outcome.explorer.witness.memory
+    best, left = outcome, _SHRINKS
+
+    def attempt(blocks: Sequence[_Block]) -> bool:
+        nonlocal best, left
+        left -= 1
+        actors = [actor for block in blocks for actor in block]
+        result = runs.make(
+            lambda machine: DirectedOrder(machine=machine, actors=actors, memory=memory),
+            monitored=False,
+        )
+        if result is None or not fault.is_in(runs.fault_of(result)):
+            return False
+        if result.explorer.witness.switches < best.explorer.witness.switches:
+            best = result
+        return True
+
+    if best.explorer.witness.switches < 2:
+        return best
+    blocks = [list(group) for _, group in groupby(step.actor for step in outcome.explorer.steps)]
+    low, high = 0, len(blocks)  # the fewest blocks after which the rest may be plain
+    while low < high and left > 0:
+        middle = (low + high) // 2
+        if attempt(blocks[:middle]):
+            high = middle
+        else:
+            low = middle + 1
+    blocks, size = blocks[:high], max(high // 2, 1)
+    while left > 0:
+        at, before = 0, len(blocks)
+        while at < len(blocks) and left > 0:
+            fewer = blocks[:at] + blocks[at + size :]
+            if attempt(fewer):
+                blocks = fewer
+            else:
+                at += size
+        if size == 1 and len(blocks) == before:
+            break
+        size = max(size // 2, 1)
+    return best

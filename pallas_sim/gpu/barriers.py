@@ -14,7 +14,7 @@ from typing import Any
 from pallas_sim.accesses import record_access
 from pallas_sim.errors import SimulationError
 from pallas_sim.findings import Wait
-from pallas_sim.gpu.engines import advance, go_on, know
+from pallas_sim.gpu.engines import advance, count_arrivals, go_on, know, moves_by_choice
 from pallas_sim.gpu.threads import Barrier, GpuThread
 from pallas_sim.recording import Acquired, Released
 
@@ -43,7 +43,12 @@ def arrive(thread: GpuThread, barrier: Barrier, line: str, *, expects: int = 0) 
       line: ``file:line``.
       expects: bytes.
     """
-    machine, line = thread.machine, line or thread.around
+    thread.machine.scheduler.stop()
+    _arrive(thread, barrier, line or thread.around, expects)
+
+
+def _arrive(thread: GpuThread, barrier: Barrier, line: str, expects: int = 0) -> None:
+    machine = thread.machine
     if barrier.block is not thread.block:
         # An arrival accesses shared memory of another block, which must not have ended.
         door = barrier.block.doors[barrier.number : barrier.number + 1]
@@ -52,31 +57,27 @@ def arrive(thread: GpuThread, barrier: Barrier, line: str, *, expects: int = 0) 
     together = not expects
     thread.recording.events.append(Released(thread.number, barrier.phases[-1].token, together))
     barrier.expected += expects
-    barrier.pending -= 1
-    if barrier.pending < 0:
-        message = (
-            f"more arrivals at {barrier.name} than the {barrier.arrivals} of its phase: "
-            f"{barrier.expected} bytes are missing before it is complete"
-        )
-        thread.report("phase", message, line, ref=barrier.name, seed=machine.seed)
-        barrier.pending = 0  # so that the run goes on as if it had not arrived
-    barrier.end_phase_if_complete(machine)
+    count_arrivals(thread, barrier, 1, line)
     go_on(thread)
-    machine.scheduler.pause()
+    if not machine.choices.explores:
+        machine.scheduler.pause()
 
 
 def arrive_in_cluster(thread: GpuThread, barrier: Barrier, line: str) -> None:
     """Arrive at a barrier; at one of a cluster, in all blocks that take part."""
     axes = barrier.facts.axes
+    # One instruction, whose lanes arrive in a block each: nobody passes one barrier in between.
+    thread.machine.scheduler.stop()
+    line = line or thread.around
     if axes is None:
-        arrive(thread, barrier, line)
+        _arrive(thread, barrier, line)
         return
     cluster, here = thread.block.cluster, barrier.block
     blocks = [block for names in axes for block in cluster.along(here, names)]
     if barrier.facts.leader:
         blocks = blocks[:1]
     for block in dict.fromkeys(blocks or [here]):
-        arrive(thread, block.memory[barrier.site].data[barrier.index], line)
+        _arrive(thread, block.memory[barrier.site].data[barrier.index], line)
 
 
 def wait(thread: GpuThread, barrier: Barrier, line: str) -> None:
@@ -86,6 +87,11 @@ def wait(thread: GpuThread, barrier: Barrier, line: str) -> None:
       DeadlockError: it never completes.
     """
     go_on(thread)
+    thread.machine.scheduler.stop()
+    _pass(thread, barrier, line)
+
+
+def _pass(thread: GpuThread, barrier: Barrier, line: str) -> None:
     # Warps count their waits one by one: a WarpMesh may have let one of them wait alone.
     warps = [(thread.warpgroup, warp) for warp in thread.lanes]
     for turn in sorted({barrier.waits.get(warp, 0) for warp in warps}):
@@ -96,13 +102,17 @@ def wait(thread: GpuThread, barrier: Barrier, line: str) -> None:
 
 def test(thread: GpuThread, barrier: Barrier, line: str) -> bool:
     """Return whether the next phase is complete; if so, that counts as a wait for it."""
+    choices = thread.machine.choices
+    if choices.explores:
+        choices.defer(thread)
     thread.machine.scheduler.give_way()
+    choices.look(thread, "look", barrier, line or thread.around)
     if not is_passed(thread, barrier):
-        if barrier.coming:
+        if barrier.coming and not moves_by_choice(thread):
             # A loop of tests must end, so each test runs a step of an operation that arrives there.
             advance(thread.kernel_launch, barrier.coming[0])
         return False
-    wait(thread, barrier, line)
+    _pass(thread, barrier, line)
     return True
 
 
@@ -129,7 +139,7 @@ def _wait_for_phase(thread: GpuThread, barrier: Barrier, turn: int, line: str) -
         while not _is_passed(barrier, turn):
             if barrier.completed > turn:
                 _report_overrun(thread, barrier, turn, line)
-            if barrier.coming:
+            if barrier.coming and not moves_by_choice(thread):
                 advance(thread.kernel_launch, barrier.coming[0])
                 continue
             task = machine.scheduler.current
@@ -139,6 +149,7 @@ def _wait_for_phase(thread: GpuThread, barrier: Barrier, turn: int, line: str) -
                 raise thread.deadlock([blocked()])
         if barrier.completed > turn + 1:
             _report_overrun(thread, barrier, turn, line)
+        machine.choices.operate("pass", barrier.place, turn, (barrier.name, line))
         # Each phase that is complete by now passes on what its arrivals have done.
         for phase in barrier.phases[turn : barrier.completed]:
             at = (line, thread.program, thread.kernel)
@@ -157,4 +168,5 @@ def _report_overrun(thread: GpuThread, barrier: Barrier, turn: int, line: str) -
         f"{barrier.name} has completed phase {barrier.completed - 1} before {thread.owner} waits "
         f"for phase {turn}: a wait distinguishes only odd phases from even ones"
     )
-    thread.report("phase", message, line, ref=barrier.name, seed=thread.machine.seed)
+    finding = thread.report("phase", message, line, ref=barrier.name, seed=thread.machine.seed)
+    thread.machine.shown.add(finding.key)

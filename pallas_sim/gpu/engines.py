@@ -23,9 +23,10 @@ writes of threads only after ``commit_smem`` (PTX ISA, "Memory Consistency Model
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Any
 
-from pallas_sim.findings import Finding
+from pallas_sim.findings import Finding, Wait
 from pallas_sim.gpu.threads import (
     Barrier,
     EngineOperation,
@@ -93,6 +94,7 @@ def start(
     record.program, record.kernel = thread.program, thread.kernel
     record.apart = launch.lanes_apart and len(thread.lanes) > 1
     operation.steps.extend(steps)
+    operation.count = len(steps)
     operation.reads = max(len(steps) - 1, 0) if reads is None else reads
     operation.barriers = barriers
     thread.recording.events.append(Forked(thread.number, record))
@@ -106,9 +108,15 @@ def start(
     for barrier in barriers:
         barrier.coming.append(operation)
         # A thread that waits there has to look again, because it is to make the operation go on.
-        barrier.wake(thread.machine)
+        if not moves_by_choice(thread):
+            barrier.wake(thread.machine)
     go_on(thread)
     thread.machine.scheduler.pause()
+
+
+def moves_by_choice(thread: GpuThread) -> bool:
+    """Return whether operations move by choice only, so that a wait makes none of them go on."""
+    return thread.machine.choices.explores and thread.machine.scheduler.current is not None
 
 
 def go_on(thread: GpuThread) -> None:
@@ -130,6 +138,39 @@ def advance(launch: GpuLaunch, operation: EngineOperation) -> None:
         launch.operations.remove(operation)
         for barrier in operation.barriers:
             barrier.coming.remove(operation)
+    for task in operation.waiting:
+        launch.thread.machine.scheduler.wake(task)
+    operation.waiting.clear()
+
+
+@dataclass(frozen=True, eq=False)
+class LaunchEngines:
+    """What moves beside the threads of a launch; see ``machine.Engines``.
+
+    Attributes:
+      launch: which one.
+    """
+
+    launch: GpuLaunch
+
+    def started(self) -> Sequence[EngineOperation]:
+        """Return the operations that are not done."""
+        return self.launch.operations
+
+    def movable(self) -> Sequence[EngineOperation]:
+        """Return the operations whose next step can happen: the first one of each chain."""
+        chains: dict[Any, EngineOperation] = {}
+        for operation in self.launch.operations:
+            chain = operation.record.chain
+            chains.setdefault(id(operation) if chain is None else chain, operation)
+        return list(chains.values())
+
+    def move(self, operation: EngineOperation) -> Sequence[Side]:
+        """Let the next step happen: it reads unless all sources were read, and may be the last."""
+        reads = len(operation.steps) > operation.reads
+        advance(self.launch, operation)
+        writes = not operation.steps
+        return [side for side in operation.record.sides if (writes if side.writes else reads)]
 
 
 def complete(
@@ -147,8 +188,29 @@ def complete(
     phase.operations.append(operation)
     thread.recording.events.append(Completed(operation.record, phase.token))
     barrier.expected -= nbytes
+    count_arrivals(thread, barrier, arrivals, operation.record.line)
+
+
+def count_arrivals(thread: GpuThread, barrier: Barrier, arrivals: int, line: str) -> None:
+    """Count arrivals at a barrier, and report more of them than its phase has.
+
+    Args:
+      thread: that arrives, or a thread of the block whose engine does.
+      barrier: where.
+      arrivals: how many; 0 if bytes have come.
+      line: ``file:line``.
+    """
+    machine = thread.machine
     barrier.pending -= arrivals
-    barrier.end_phase_if_complete(thread.machine)
+    if barrier.pending < 0:
+        message = (
+            f"more arrivals at {barrier.name} than the {barrier.arrivals} of its phase: "
+            f"{barrier.expected} bytes are missing before it is complete"
+        )
+        finding = thread.report("phase", message, line, ref=barrier.name, seed=machine.seed)
+        machine.shown.add(finding.key)
+        barrier.pending = 0  # so that the run goes on as if it had not arrived
+    barrier.end_phase_if_complete(machine, line)
 
 
 def run_steps(operation: EngineOperation, *, sources_only: bool = False) -> None:
@@ -160,13 +222,28 @@ def run_steps(operation: EngineOperation, *, sources_only: bool = False) -> None
 
 def finish(thread: GpuThread, operation: EngineOperation, *, sources_only: bool = False) -> None:
     """Wait for an operation, or until its sources have been read."""
-    run_steps(operation, sources_only=sources_only)
+    _wait_for_steps(thread, operation, operation.reads if sources_only else 0)
     operation.released = True
     if not sources_only:
         know(operation)
     thread.recording.events.append(
         Finished(thread.number, operation.record, writes=not sources_only)
     )
+
+
+def _wait_for_steps(thread: GpuThread, operation: EngineOperation, left: int) -> None:
+    """Wait until an operation has so many steps left."""
+    if not moves_by_choice(thread):
+        run_steps(operation, sources_only=left > 0)
+        return
+    scheduler = thread.machine.scheduler
+    scheduler.stop()  # what comes before does not come after the operation
+    while len(operation.steps) > left:
+        task = scheduler.current
+        assert task is not None
+        operation.waiting.append(task)
+        scheduler.block(lambda: Wait(owner=thread.owner, on=operation.record.what))
+    thread.machine.choices.operation_done(operation, operation.count - left)
 
 
 def wait_groups(
@@ -194,7 +271,7 @@ def end_block(block: ThreadBlock, thread: GpuThread) -> None:
     """Run the operations of a block to their end, and report those that no thread waited for."""
     device = block.cluster.launch.thread.number
     for operation in list(block.open.values()):
-        run_steps(operation)
+        _wait_for_steps(thread, operation, 0)
         record = operation.record
         # The end of a kernel proves to the device that all of its operations are done.
         thread.recording.events.append(Finished(device, record))
@@ -257,6 +334,7 @@ def start_on_tensor_core(
         if not earlier.waited and _continues(record, earlier.record)
     ]
     mine.unknown.append(operation)
+    _enter_chain(thread)
     start(thread, operation, steps=[*steps[:-1], last_step], line=line)
 
 
@@ -296,7 +374,16 @@ def commit(thread: GpuThread, barriers: Sequence[Barrier], line: str) -> None:
             events.append(Released(mine.number, phase.token))
             complete(operation, barrier, arrivals=1)
 
+    _enter_chain(thread)
     start(thread, operation, steps=[arrive], barriers=barriers, line=line)
+
+
+def _enter_chain(thread: GpuThread) -> None:
+    """Take the next place in the order of the tensor core, which several warps may want."""
+    thread.machine.scheduler.stop()
+    choices = thread.machine.choices
+    choices.operate("change", ("tensor core", *thread.block.place), 0)
+    choices.matter = choices.matter or len(thread.block.tensor_core.started) > 1
 
 
 def _chain(block: ThreadBlock) -> tuple[str, int]:

@@ -39,7 +39,7 @@ from pallas_sim.errors import SimulationError
 from pallas_sim.evaluation import Program, prepare, run
 from pallas_sim.findings import Wait
 from pallas_sim.generators import raw_value, value_of
-from pallas_sim.gpu.engines import end_block
+from pallas_sim.gpu.engines import LaunchEngines, end_block
 from pallas_sim.gpu.launch_order import Footprints, begin_early, end_kernel
 from pallas_sim.gpu.scopes import (
     ScopedRef,
@@ -273,13 +273,18 @@ def _execute(
             launch.start = begin_early(thread, values)
         publish_semaphores(launch, kernel.semaphores, list(np.ndindex(*sizes)))
         at_entry(thread, traffic)
-        footprints = Footprints(machine.seed, concurrent=kernel.concurrent)
+        # Where every order is explored, accesses of clusters to global memory are steps, too.
+        concurrent = kernel.concurrent or machine.choices.explores
+        footprints = Footprints(machine.seed, concurrent=concurrent)
         kernel_run = _KernelRun(kernel, launch, arguments, footprints)
         kernel_run.watch_memory()
-        if kernel.concurrent:
+        engines = LaunchEngines(launch)
+        machine.engines.append(engines)
+        if concurrent:
             kernel_run.run_all_at_once()
         else:
             kernel_run.run_one_by_one()
+        machine.engines.remove(engines)
         end_kernel(thread, footprints.kernel_ahead(kernel.name), launch.start)
         # Scopes reuse semaphores. One that is looked at without taking counts for the whole launch.
         semaphores = semaphores_of(launch.semaphores.values())
@@ -376,10 +381,11 @@ class _KernelRun:
             if not any(block.running for block in thread.block.cluster.blocks):
                 _begin_next(thread.kernel_launch)
 
-        if len(threads) == 1:  # without switches between greenlets
-            work(threads[0])
+        machine = self.launch.thread.machine
+        if len(threads) == 1 and not machine.choices.explores:
+            work(threads[0])  # without switches between greenlets
         else:
-            self.launch.thread.machine.scheduler.run(threads, work)
+            machine.scheduler.run(threads, work)
 
     def cluster(self, point: tuple[int, ...], recording: Recording | None) -> BlockCluster:
         """Make a cluster with blocks and warpgroups that have not begun."""
@@ -391,6 +397,9 @@ class _KernelRun:
             # Memory begins as NaN in every dtype.
             block = ThreadBlock(cluster, index, Arena.of_size(self.kernel.smem, 0xFF))
             cluster.blocks.append(block)
+            choices = self.launch.thread.machine.choices
+            choices.name(block.arena, ("shared memory", *block.place))
+            choices.name(block.doors, ("doors", *block.place))
             numbers = range(mesh.warpgroups)
             block.warpgroups += [self.warpgroup(block, number, recording) for number in numbers]
             block.running = mesh.warpgroups
@@ -500,6 +509,9 @@ NOTE = (
 def _hold_back(launch: GpuLaunch, clusters: Sequence[BlockCluster]) -> None:
     """Let some clusters begin at once, and the others later or never."""
     choices, count = launch.thread.machine.choices, len(clusters)
+    if choices.explores:  # each begins, or is taken over, in any order
+        launch.pending.extend(clusters)
+        return
     first = 1 + choices.among(count) if choices.vary else -(-count // 2)
     launch.pending.extend(clusters[first:])
 
@@ -508,11 +520,23 @@ def _may_begin(thread: GpuThread) -> bool:
     """Wait until the cluster of a thread begins; False if another one has taken it over."""
     cluster = thread.block.cluster
     launch, scheduler = cluster.launch, thread.machine.scheduler
+    if scheduler.choices.explores:
+        return _begin_by_choice(cluster)
     while cluster in launch.pending:
         task = scheduler.current
         assert task is not None
         launch.held.setdefault(id(cluster), []).append(task)
         scheduler.block(lambda: Wait(owner=thread.owner, on="the begin of its cluster"))
+    return not cluster.cancelled
+
+
+def _begin_by_choice(cluster: BlockCluster) -> bool:
+    """Begin a cluster, unless another one has taken it over."""
+    launch = cluster.launch
+    if cluster in launch.pending or cluster.cancelled:
+        launch.thread.machine.choices.operate("look", launch.place, 0)
+    if cluster in launch.pending:
+        launch.pending.remove(cluster)
     return not cluster.cancelled
 
 
@@ -527,9 +551,12 @@ def _begin_next(launch: GpuLaunch) -> bool:
 def take_over(launch: GpuLaunch) -> BlockCluster | None:
     """Cancel a cluster that has not begun, and return it; None if there is none."""
     pending = launch.pending
+    choices = launch.thread.machine.choices
+    choices.operate("change", launch.place, 0)
+    choices.matter = True
     if not pending:
         return None
-    at = launch.thread.machine.choices.among(len(pending))
+    at = choices.among(len(pending))
     cluster = pending[at]
     del pending[at]
     cluster.cancelled = True

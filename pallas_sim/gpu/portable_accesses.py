@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from pallas_sim.choices import atomic_kind
 from pallas_sim.dtypes import Array
 from pallas_sim.edges import (
     Contents,
@@ -38,7 +39,7 @@ from pallas_sim.gpu.portable_order import (
     WaitingPrograms,
 )
 from pallas_sim.machine import Machine, Thread
-from pallas_sim.memory import Outside, Ref
+from pallas_sim.memory import Elements, Outside, Ref
 from pallas_sim.pallas_calls import BlockStart, BlockWindow
 from pallas_sim.transforms import Bitcast, Transform
 from pallas_sim.windows import read, write
@@ -221,6 +222,8 @@ class BlockAccess:
         """
         block: ProgramBlock = self.ref.block
         memory = block.memory
+        if not volatile:
+            self._stop_if_shared()
         if block.key is not None and self.shape is None:
             try:
                 part = np.array(read(memory.array[block.key], self.window, self.operands))
@@ -244,10 +247,16 @@ class BlockAccess:
             values[chosen] = memory.array.reshape(-1)[inside]
             return values
 
+        if volatile:
+            if self.thread.machine.choices.explores:
+                self.thread.machine.choices.defer(self.thread)
+            self._stop(inside)
         values = load(contents_of(self.thread))
         self._note("volatile" if volatile else "read", _SelectedElements(inside))
+        if volatile:
+            self._choose(inside, "look")
         if volatile and block.waiting is not None:
-            seen = (self.line, numbers.tobytes(), values.tobytes())
+            seen = (self.line, inside.tobytes(), values[chosen].tobytes())
             block.waiting.looked(self.thread, self.ref, seen)
         if finding is not None:
             raise undefined(self.thread, load, finding)
@@ -256,6 +265,7 @@ class BlockAccess:
     def store(self, value: Any) -> None:
         """Store a value to the elements of the window that the mask does not leave out."""
         block: ProgramBlock = self.ref.block
+        self._stop_if_shared()
         if block.key is not None and self.shape is None and self._stores(block, value):
             self._note("write", self._selected(block.key))
         else:
@@ -278,12 +288,20 @@ class BlockAccess:
             return False
         return True
 
-    def update(self, change: Callable[[Array, Any], Array], value: Any, *, used: bool) -> Array:
+    def update(
+        self,
+        change: Callable[[Array, Any], Array],
+        value: Any,
+        operator: str,
+        *,
+        used: bool,
+    ) -> Array:
         """Change the elements atomically, one after the other; returns their old values.
 
         Args:
           change: returns new elements for old ones and the operand's.
           value: the operand, of the shape of the window.
+          operator: its name: see ``choices.atomic_kind``.
           used: whether the program uses the old values.
         """
         assert self.shape is not None
@@ -292,6 +310,7 @@ class BlockAccess:
         block: ProgramBlock = self.ref.block
         flat = block.memory.array.reshape(-1)
         inside = numbers[chosen]
+        self._stop(inside)
         values = np.broadcast_to(value, self.shape)[chosen]
         before = np.array(flat[inside])
         if len(np.unique(inside)) == len(inside):  # no element twice: all change at once
@@ -305,6 +324,8 @@ class BlockAccess:
             self._note("atomic", _SelectedElements(inside))
             elements = id(block.memory), inside.tobytes()
             block.memory.shadow.order.synchronize(block.program, elements, learns=used)
+        kind = atomic_kind(operator, flat.dtype, used=used)
+        self._choose(inside, "look" if used and not differs else kind)
         if block.waiting is not None:
             # An atomic that changes nothing is a look at the memory, as in a loop that waits.
             if differs:
@@ -362,11 +383,40 @@ class BlockAccess:
         facts: dict[str, Any] = {"ref": self.ref.name, "shape": shape}
         return self.thread.finding("bounds", message, self.line, **facts)
 
+    def _stop(self, numbers: Array) -> None:
+        """Stop before a look at elements, or an atomic access, if another order may matter."""
+        block: ProgramBlock = self.ref.block
+        flat = block.memory.array.reshape(-1)
+
+        def seen() -> tuple[str, bytes, bytes]:
+            return self.line, numbers.tobytes(), flat[numbers].tobytes()
+
+        self.thread.machine.scheduler.stop()
+        if block.waiting is not None:
+            block.waiting.await_change(self.thread, self.ref, seen)
+
+    def _stop_if_shared(self) -> None:
+        """Stop before a plain access, if the order of these is among the choices."""
+        machine = self.thread.machine
+        if machine.choices.memory and self.ref.block.memory.shadow is not None:
+            machine.scheduler.stop()
+
+    def _choose(self, numbers: Array, atomic: str) -> None:
+        """Note an access to elements whose order with those of other programs may matter."""
+        flat = self.ref.block.memory.array.reshape(-1)
+        at = (self.ref.name, self.line)
+        self.thread.machine.choices.access(Elements(flat, (numbers,)), atomic, at)
+
     def _note(self, kind: GlobalAccessKind, elements: ElementSelection) -> None:
         block: ProgramBlock = self.ref.block
         if block.memory.shadow is not None:
             at = (self.ref.name, self.line)
             block.memory.shadow.note(self.thread, block.program, kind, elements, at)
+            choices = self.thread.machine.choices
+            if choices.memory and kind in ("read", "write"):
+                numbers = elements.get(block.memory.indices).reshape(-1)
+                region = Elements(block.memory.array.reshape(-1), (numbers,))
+                choices.access(region, "", at, writes=kind == "write")
 
     def _selected(self, key: tuple[Any, ...]) -> _SelectedWindow:
         """Select the elements in an array of another dtype: without bitcasts of these elements."""

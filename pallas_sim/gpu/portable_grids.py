@@ -35,6 +35,7 @@ from pallas_sim.gpu.portable_order import (
     Shadow,
     SharedArray,
     WaitingPrograms,
+    communicates,
     may_wait,
 )
 from pallas_sim.gpu.triton import require_whole_products
@@ -100,8 +101,11 @@ def execute(kernel: PreparedKernel, thread: Thread, operands: Sequence[Any]) -> 
             (ref, SharedArray(ref.data, Shadow(order, ref.shape))) for ref in arguments.captured
         ],
         operands=_operands(kernel, order, arrays, dict(map(_by_identity, machine.dropped()))),
-        waiting=WaitingPrograms(machine) if may_wait(kernel.equation) else None,
+        waiting=WaitingPrograms(machine) if _at_once(kernel, machine) else None,
     )
+    for number, operand in enumerate(this.operands):
+        place = (thread.owner.device, id(kernel.equation), number)
+        machine.choices.name(operand.memory.array, place)
     programs = _programs(this.grid, facts.vmapped, machine.choices)
     sizes = [size for axis, size in enumerate(this.grid) if axis not in facts.vmapped]
     with thread.inside(kernel.name, kernel.equation, sizes):
@@ -116,6 +120,13 @@ def execute(kernel: PreparedKernel, thread: Thread, operands: Sequence[Any]) -> 
         point = Point("block", kernel.line, kernel.name, operand.name)
         machine.coverage.note(point, *operand.blocks)
     return [operand.memory.array for operand in this.operands[len(facts.inputs) :]]
+
+
+def _at_once(kernel: PreparedKernel, machine: Machine) -> bool:
+    """Return whether programs run at the same time, and not one after the other."""
+    if not machine.choices.explores:
+        return may_wait(kernel.equation)
+    return machine.choices.memory or communicates(kernel.equation)
 
 
 def _kernel_ahead(this: _GridRun) -> KernelAhead:

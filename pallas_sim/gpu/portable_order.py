@@ -24,6 +24,7 @@ import numpy as np
 
 from pallas_sim.chips import GPUS
 from pallas_sim.compat.jaxprs import open_jaxpr, sub_jaxprs
+from pallas_sim.cores import equations, run_concurrently
 from pallas_sim.dtypes import Array
 from pallas_sim.findings import Access, Finding, Owner, Wait
 from pallas_sim.gpu.launch_order import RACES_WITH, GlobalAccessKind
@@ -335,6 +336,18 @@ def may_wait(kernel: Any) -> bool:
     return _looks([kernel.params["jaxpr"]], inside=False)
 
 
+def communicates(kernel: Any) -> bool:
+    """Return whether programs of a kernel learn of each other, or add to the same memory.
+
+    Args:
+      kernel: as of ``may_wait``.
+    """
+    inside = equations(kernel.params["jaxpr"])
+    return _looks([kernel.params["jaxpr"]], inside=True) or any(
+        eqn.primitive.name == "addupdate" for eqn in inside
+    )
+
+
 def _looks(jaxprs: Iterable[Any], *, inside: bool) -> bool:
     for jaxpr in jaxprs:
         for eqn in open_jaxpr(jaxpr)[0].eqns:
@@ -383,11 +396,20 @@ class WaitingPrograms:
         per_core = min(_RESIDENT, _THREADS // (32 * (warps or _WARPS)))
         at_once = min(len(all_programs), per_core * GPUS[self.machine.target].cores)
         shared = iter(all_programs)
-        cores = [thread.child(thread.owner) for _ in range(at_once)]
         scheduler = self.machine.scheduler
         scheduler.idle.append(self.look_again)
         try:
-            scheduler.run(cores, lambda core: work(core, shared))
+            if not scheduler.choices.explores:
+                cores = [thread.child(thread.owner) for _ in range(at_once)]
+                scheduler.run(cores, lambda core: work(core, shared))
+                return
+            # Each program is an actor, and has a name of its own.
+            owners = (f"program {program.number}" for program, _ in all_programs)
+            cores = [thread.child(replace(thread.owner, thread=owner)) for owner in owners]
+            first = cores[0].number
+            run_concurrently(
+                thread, cores, lambda core: work(core, iter([all_programs[core.number - first]]))
+            )
         finally:
             scheduler.idle.remove(self.look_again)
 
@@ -397,7 +419,8 @@ class WaitingPrograms:
         for task in [task for task, awaited in self.tasks.items() if awaited is memory]:
             del self.tasks[task]
             self.machine.scheduler.wake(task)
-        self.machine.scheduler.pause()
+        if not self.machine.choices.explores:  # there, a program stops before it looks
+            self.machine.scheduler.pause()
 
     def looked(self, thread: Thread, ref: Ref, seen: tuple[str, bytes, bytes]) -> None:
         """Let a program wait that saw in memory what it saw there before, and changed nothing.
@@ -412,15 +435,41 @@ class WaitingPrograms:
         scheduler = self.machine.scheduler
         task = scheduler.current
         # A program that sees something new goes on: it may be in no loop at all.
+        if scheduler.choices.explores:  # it waits before the next look
+            return
         if before != seen or task is None:
             scheduler.pause()
             return
         self.tasks[task] = ref.block.memory
+        scheduler.block(lambda: self._wait_of(thread, ref, seen[0]))
 
-        def blocked() -> Wait:
-            return Wait(owner=thread.owner, on=ref.name, line=seen[0], program=program.point)
+    def await_change(
+        self, thread: Thread, ref: Ref, seen: Callable[[], tuple[str, bytes, bytes]]
+    ) -> None:
+        """Let a program wait before it looks, if it would see what it saw before.
 
-        scheduler.block(blocked)
+        Only where every order is explored: a look that sees nothing new is a step too many.
+
+        Args:
+          thread: that runs it.
+          ref: as of ``looked``.
+          seen: returns what it would see, as of ``looked``.
+        """
+        choices, scheduler = self.machine.choices, self.machine.scheduler
+        task, before = scheduler.current, ref.block.program.last
+        if not choices.explores or task is None or before is None or before[:2] != seen()[:2]:
+            return
+        choices.repeat_look()
+        while before == seen():
+            self.tasks[task], rounds = ref.block.memory, self.rounds
+            scheduler.block(lambda: self._wait_of(thread, ref, before[0]))
+            choices.follow_waker()
+            if self.rounds > rounds:  # nobody can change it, so the loop may end by counting
+                break
+
+    def _wait_of(self, thread: Thread, ref: Ref, line: str) -> Wait:
+        point = ref.block.program.point
+        return Wait(owner=thread.owner, on=ref.name, line=line, program=point)
 
     def look_again(self) -> bool:
         """Let all programs that wait go on; False if they did so too often."""

@@ -71,6 +71,11 @@ class GpuLaunch:
     approximates: bool = False
     tiles: Callable[[], Mapping[CopyKey, tuple[int, ...]]] = dict
 
+    @property
+    def place(self) -> tuple[Any, ...]:
+        """Device and launch: the same in each run."""
+        return (self.thread.owner.device, self.thread.launch)
+
 
 @dataclass(eq=False)
 class BlockCluster:
@@ -167,6 +172,11 @@ class ThreadBlock:
         """Its index along each axis of the grid and of the cluster."""
         return (*self.cluster.point, *self.index)
 
+    @property
+    def place(self) -> tuple[Any, ...]:
+        """Device, launch and point: the same in each run."""
+        return (*self.cluster.launch.place, self.point)
+
 
 @dataclass(eq=False)
 class OperationGroups:
@@ -243,9 +253,19 @@ class Barrier:
         self._begin_phase(self._token())
 
     @property
+    def place(self) -> tuple[Any, ...]:
+        """Where it is: the same in each run."""
+        return ("barrier", *self.block.place, self.number)
+
+    @property
     def completed(self) -> int:
         """The number of complete phases."""
         return len(self.phases) - 1
+
+    @property
+    def count(self) -> int:
+        """What a test looks at: a thread that sees the same again waits for a change."""
+        return self.completed
 
     def wake(self, machine: Machine) -> None:
         """Let the tasks that wait look again."""
@@ -253,10 +273,15 @@ class Barrier:
             machine.scheduler.wake(task)
         self.waiting.clear()
 
-    def end_phase_if_complete(self, machine: Machine) -> None:
+    def end_phase_if_complete(self, machine: Machine, line: str = "") -> None:
         """Begin the next phase once all have arrived and all announced bytes are there."""
+        at = (self.place, self.completed, (self.name, line))
+        machine.choices.operate("arrive", *at)
+        if not self.pending:
+            machine.choices.operate("full", *at)
         if self.pending or self.expected:
             return
+        machine.choices.operate("end", *at)
         # The tokens are chained, because an arrival in a phase also passes on earlier phases.
         after = self.phases[-1].token.after = self._token()
         self._begin_phase(after)
@@ -288,6 +313,8 @@ class EngineOperation:
       waited: whether a thread knows that it is done.
       released: whether a thread knows that its sources were read.
       before: other operations that are done when this one is.
+      waiting: the tasks that wait for its steps.
+      count: of its steps.
     """
 
     record: Asynchronous
@@ -299,6 +326,23 @@ class EngineOperation:
     waited: bool = False
     released: bool = False
     before: Sequence[EngineOperation] = ()
+    waiting: list[Task] = field(default_factory=list)
+    count: int = 0
+
+    @property
+    def line(self) -> str:
+        """Where it was started."""
+        return self.record.line
+
+    @property
+    def names(self) -> tuple[str, str]:
+        """What it reads and what it writes, of each the first."""
+        sides = self.record.sides
+        read, written = (
+            next((side.name for side in sides if side.writes == writes), "")
+            for writes in (False, True)
+        )
+        return read, written
 
 
 @dataclass(eq=False)

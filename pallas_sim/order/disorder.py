@@ -42,7 +42,14 @@ def report_disorder(machine: Machine, recording: Recording) -> None:
         return
     with collecting_later():  # the proof makes as many objects as the run has events
         kept = {id(array): kept for array, kept in machine.dropped()}
-        findings = disorder(events, list(machine.owners), machine.seed, kept)
+        owners = _renumber(events, list(machine.owners))
+        if machine.sites is not None and machine.sites.records:
+            machine.sites.proved.append((events, owners, kept))
+        last = happens_before(events, owners, kept)
+        findings = _findings(last, machine.seed)
+    several = (isinstance(shared, Semaphore) and len(by) > 1 for shared, by in last.users.items())
+    if last.ambiguous or any(several):
+        machine.choices.matter = True
     for finding in findings:
         machine.report(finding)
 
@@ -57,19 +64,26 @@ def disorder(
 
     Args:
       events: of a run.
-      owners: of its threads, by number.
+      owners: of its threads, by number. Clocks are quadratic in the number of threads, so they are
+        those that the events have.
       seed: of the run.
       kept: which elements of an output that its kernel only writes reach something, by allocation.
     """
-    # Clocks are quadratic in the number of threads, and one kernel has few of those of a run.
-    last = happens_before(events, _renumber(events, owners), kept)
+    return _findings(happens_before(events, owners, kept), seed)
+
+
+def _findings(last: OrderPass, seed: int) -> list[Finding]:
+    """Return the violations of a run as findings."""
     find_overruns(last)
     report = _Report(last, seed)
     return [_finding(report, *violation) for violation in last.violations]
 
 
 def _renumber(events: Sequence[Event], owners: Sequence[Owner]) -> list[Owner]:
-    """Return number the threads of these events anew, and give them: a run may have many others."""
+    """Number the threads of these events anew, and return them: a run may have many others.
+
+    Clocks are quadratic in the number of threads, and one kernel has few of those of a run.
+    """
     numbers: dict[int, int] = {}
 
     def new(number: int) -> int:

@@ -140,6 +140,8 @@ class OrderPass:
       chains: the operations that were started, by ``Asynchronous.chain``.
       before: the operations that are done before one of the same chain can be.
       finished: threads, and the operations that they know to be done.
+      phases: for a phase of a barrier, the one before.
+      ambiguous: whether an arrival at a barrier might have come in an earlier phase.
       violations: what is out of order, at most ``MOST``: a kind, the event, and the earlier one.
         ``"race"``; ``"fence"``: an engine may not see it, or lanes may still read; ``"refill"``:
         no fence comes between a read and an engine's write; ``"tensor"``: the order does not hold
@@ -172,6 +174,8 @@ class OrderPass:
     before: dict[Copy | Asynchronous, list[Asynchronous]] = field(default_factory=dict)
     finished: set[tuple[int, Asynchronous]] = field(default_factory=set)
     violations: list[tuple[str, Any, Any]] = field(default_factory=list)
+    phases: dict[Token, Token] = field(default_factory=dict)
+    ambiguous: bool = False
 
     def __post_init__(self) -> None:
         """Begin with clocks that know the first time of their own thread only."""
@@ -540,6 +544,7 @@ def _reach(this: OrderPass, event: ReachedDevice) -> None:
 
 def _release(this: OrderPass, event: Released) -> None:
     knowledge, thread = this.token(event.token), event.thread
+    _note_phase(this, event.token, this.clocks[thread])
     # Before the tick of ``clock``: that time is already after the release.
     if event.token.tensor_core:
         _join(knowledge.tensor_clock, this.tensor_clock(thread))
@@ -563,6 +568,21 @@ def _acquire(this: OrderPass, event: Acquired) -> None:
     knowledge.waits.setdefault(thread, (int(row[thread]), event))
     for operation in knowledge.operations:
         _end_operation(this, operation, thread)
+
+
+def _note_phase(this: OrderPass, token: Token, clock: Array) -> None:
+    """Note whether an arrival comes after the phase before, as far as a clock knows.
+
+    It does if it comes after somebody has waited for that one, or after all arrivals of threads.
+    """
+    if token.after is not None:
+        this.phases.setdefault(token.after, token)
+    before = this.tokens.get(this.phases.get(token, token))
+    if this.ambiguous or before is None or token not in this.phases:
+        return
+    waited = any(clock[thread] >= time for thread, (time, _) in before.waits.items())
+    if not waited and (before.operations or (before.clock > clock).any()):
+        this.ambiguous = True
 
 
 def _join(clock: Array, other: Array) -> None:
@@ -618,6 +638,7 @@ def _note_before(this: OrderPass, memory: AllocationHistory, flight: SideInFligh
 
 def _complete(this: OrderPass, event: Completed) -> None:
     knowledge = this.token(event.token)
+    _note_phase(this, event.token, this.forks[event.operation])
     knowledge.operations.append(event.operation)
     # Not what the thread that started it knows by now: it did not wait.
     _join(knowledge.clock, this.forks[event.operation])

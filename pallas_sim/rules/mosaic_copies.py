@@ -15,6 +15,7 @@ import numpy as np
 
 from pallas_sim.accesses import move_block
 from pallas_sim.chips import GPUS
+from pallas_sim.choices import atomic_kind
 from pallas_sim.compat.compilers import CopyKey, key_of
 from pallas_sim.compat.source import move_of_block
 from pallas_sim.dtypes import Array
@@ -388,9 +389,11 @@ def _store(eqn: Equation) -> Evaluate:
     predicate, commits = leaves.predicate(), eqn.params.get("commit_group", True)
     tiling = Tiling(tiles_of(source_part.window), key_of(eqn.params))
     slots = copy_slots(eqn, source_part, target_part, None)
-    operator, reduce = eqn.params.get("reduction_op"), None
+    operator, reduce, atomic = eqn.params.get("reduction_op"), None, ""
     if operator is not None:
-        reduce = reducer(str(getattr(operator, "value", operator)).lower(), eqn.ins[0].dtype)
+        named = str(getattr(operator, "value", operator)).lower()
+        reduce = reducer(named, eqn.ins[0].dtype)
+        atomic = atomic_kind(named, eqn.ins[0].dtype, used=False)
 
     def evaluate(thread: GpuThread, *operands: Any) -> Any:
         if holds(predicate, operands):
@@ -403,7 +406,7 @@ def _store(eqn: Equation) -> Evaluate:
                 _as_tma_sees(thread, window, tiling, line, writes=True)
                 for window in _windows(thread, target_part, operands, line, "copy to")
             ]
-            _start_store(thread, ref, source, targets, reduce, line)
+            _start_store(thread, ref, source, targets, reduce, line, atomic)
         if commits:
             thread.stores.commit()
 
@@ -417,6 +420,7 @@ def _start_store(
     targets: Sequence[EngineWindow],
     reduce: Callable[[Array, Array], Array] | None,
     line: str,
+    atomic: str,
 ) -> None:
     def write(values: Array) -> None:
         for target in targets:
@@ -424,7 +428,14 @@ def _start_store(
 
     sides = [Side(source, False, ref.name, proxied=True, home=thread.owner.device)]
     sides += [
-        Side(target.region, True, target.name, adds=reduce is not None, home=target.home)
+        Side(
+            target.region,
+            True,
+            target.name,
+            adds=reduce is not None,
+            home=target.home,
+            atomic=atomic,
+        )
         for target in targets
     ]
     # A block may end before its stores have written, but not before they have read its memory.

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from pallas_sim.accesses import memory_of, read_window, record_access, record_window
+from pallas_sim.choices import atomic_kind
 from pallas_sim.compat.jaxprs import semaphore_kind
 from pallas_sim.compat.places import transforms_in
 from pallas_sim.copies import signal
@@ -345,15 +346,17 @@ def _to_semaphores(eqn: Equation) -> Evaluate:
 def _atomic(eqn: Equation) -> Evaluate:
     target, transforms, value = eqn.operands_in("args_tree")
     named, line = RefPart(target.position, transforms_in(transforms or ())), eqn.line
-    reduce = _register_reducer(str(eqn.params["atomic_type"].value), eqn.ins[value.position].dtype)
+    operator, dtype = str(eqn.params["atomic_type"].value), eqn.ins[value.position].dtype
+    reduce, kind = _register_reducer(operator, dtype), atomic_kind(operator, dtype, used=False)
     window = named.window
 
     def evaluate(thread: GpuThread, *operands: Any) -> Any:
         ref: Ref = operands[named.position]
         if named.places:
             ref = thread.elsewhere(ref, named.places, operands, line)
+        thread.machine.scheduler.stop()
         part = read_window(thread, ref, window, operands, "atomic access to", line)
-        record_window(thread, ref, part, window, operands, "add", line)
+        record_window(thread, ref, part, window, operands, "add", line, atomic=kind)
         contents = contents_of(thread)
         write_inside(
             ref.data, window, operands, lambda old: reduce(old, operands[value.position]), contents
@@ -426,7 +429,14 @@ def _async_store(eqn: Equation) -> Evaluate:
         barriers = thread.of_block(operands[2], block)
         barrier = barrier_at(located(thread, barriers, barrier_part, operands, "use of", line))
         value = np.array(operands[0])
-        side = Side(target, True, ref.name, adds=reduce is not None, home=thread.owner.device)
+        side = Side(
+            target,
+            True,
+            ref.name,
+            adds=reduce is not None,
+            home=thread.owner.device,
+            atomic="" if name is None else atomic_kind(name, target.dtype, used=False),
+        )
         # The block that has the memory waits for it.
         operation = EngineOperation(Asynchronous("the asynchronous store", [side]), block)
 

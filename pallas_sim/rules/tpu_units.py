@@ -540,7 +540,7 @@ def _fetch_and_add(eqn: Equation) -> Evaluate:
                 record_access(thread, element, "add", ref.name, line)
 
         thread.machine.scheduler.pause()
-        thread.machine.choices.look(thread, "change", ref.name)
+        thread.machine.choices.look(thread, "change", ref.name, line)
         if subcore == me:
             add(ref)
         else:

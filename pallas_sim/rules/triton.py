@@ -50,7 +50,7 @@ def _atomic_rmw(eqn: Equation) -> Evaluate:
         report_input_write(thread, ref, eqn.line)
         mask = None if mask_at is None else operands[mask_at.position]
         access = BlockAccess(thread, ref, window, operands, eqn.line, shape, mask)
-        return access.update(change, operands[value_at.position], used=eqn.used)
+        return access.update(change, operands[value_at.position], kind, used=eqn.used)
 
     return evaluate
 
@@ -122,7 +122,7 @@ def _atomic_cas(eqn: Equation) -> Evaluate:
         operands = (ref, expected, value)
         # Whatever it returns, a program that goes on knows what others did before.
         access = BlockAccess(thread, ref, (), operands, eqn.line, ())
-        return np.asarray(access.update(change, value, used=True))
+        return np.asarray(access.update(change, value, "cas", used=True))
 
     return evaluate
 

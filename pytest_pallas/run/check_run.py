@@ -382,7 +382,7 @@ def run_example(
         if counts:
             if run.check.program is not None:  # other checks use the traces of these
                 run.traces.setdefault(signature, _trace_cost_of(context))
-            result.cover(context.coverage)
+            result.cover(context.coverage, context.orders)
     kernels = check_result.outcome.kernels if check_result.outcome else ()
     text = on_two_devices(kernels) if counts and run.check.base else None
     if text is not None and not _has_more_devices(run):

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import functools
-import inspect
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from types import CodeType
 from typing import TYPE_CHECKING, Any
 
 from pallas_sim.coverage import Point, Reached, merged
 from pallas_sim.findings import Text
-from pytest_pallas.backends.protocol import Backend, label
+from pytest_pallas.backends.protocol import Backend, code_of, label
 from pytest_pallas.coverage import reached_to_json
 from pytest_pallas.decoding import Count, Seconds
-from pytest_pallas.record import Note, PlainCompiled, Record, note_of
+from pytest_pallas.record import Note, Orders, PlainCompiled, Record, note_of, orders_of
 
 if TYPE_CHECKING:
     from pytest_pallas.checks.context import CheckResult
@@ -59,6 +56,7 @@ class ExampleResults:
       failed: whether an example failed.
       points: the errors of examples, for a picture.
       coverage: what of the kernel ran on a simulator, also in runs that failed or do not count.
+      orders: in how many orders, likewise; None if the check asks for one only.
     """
 
     examples: Count = 0
@@ -76,6 +74,7 @@ class ExampleResults:
     used_goldens: dict[str, None] = field(default_factory=dict[str, None])
     points: list[ExamplePoint] = field(default_factory=list[ExamplePoint])
     coverage: tuple[Reached, ...] = ()
+    orders: Orders | None = None
 
 
 @dataclass(kw_only=True)
@@ -181,9 +180,10 @@ class Result(ExampleResults):
                 self.baseline = comparison.baseline_error
                 self.multiple = comparison.multiple
 
-    def cover(self, runs: Iterable[tuple[Reached, ...]]) -> None:
-        """Add what of the kernel ran in some runs."""
+    def cover(self, runs: Iterable[tuple[Reached, ...]], orders: Iterable[Orders] = ()) -> None:
+        """Add what of the kernel ran in some runs, and in how many orders."""
         self.coverage = merged((self.coverage, *runs))
+        self.orders = orders_of((self.orders, *orders))
 
     def explain(self, reasons: Mapping[tuple[Point, str], str]) -> None:
         """Say why no example went some ways.
@@ -221,7 +221,7 @@ class Result(ExampleResults):
         self.final |= later.final
         self.goldens.update(later.goldens)
         self.used_goldens.update(later.used_goldens)
-        self.cover((later.coverage,))
+        self.cover((later.coverage,), () if later.orders is None else (later.orders,))
         for point in later.points:
             self._add_point(point)
         if later.failed or _is_worse(later, self):
@@ -251,6 +251,12 @@ class Result(ExampleResults):
             from pytest_pallas.checks.inputs import signatures, to_json
 
             drawn = {"inputs": to_json(self.inputs), "signatures": signatures(self.inputs)}
+        notes = list(self.notes)
+        if self.check == "synchronization" and self.evidence:
+            from pytest_pallas.checks.synchronization import facts_of_record
+
+            drawn |= facts_of_record(self.evidence)
+            notes += drawn.pop("notes")
         return Record(
             test=test,
             kernel=self.kernel,
@@ -268,7 +274,7 @@ class Result(ExampleResults):
             multiple=self.multiple,
             kernel_seconds=round(self.kernel_seconds, 4),
             seconds=round(seconds, 4),
-            notes=tuple(self.notes),
+            notes=tuple(notes),
             unverified=tuple(self.unverified),
             compiled=tuple(self.compiled),
             goldens=dict(self.goldens),
@@ -276,20 +282,10 @@ class Result(ExampleResults):
             mutants=tuple(self.mutants),
             coverage=tuple(map(reached_to_json, self.coverage)),
             unreached=self.unreached if self.coverage else {},
+            orders=self.orders,
             **drawn,
             **rest,
         )
-
-
-def code_of(function: Any) -> CodeType | None:
-    """Find the code of a function, also of a jitted function or a partial; None without one."""
-    while True:
-        if isinstance(function, functools.partial):
-            function = function.func
-        elif hasattr(function, "__wrapped__"):
-            function = inspect.unwrap(function)
-        else:
-            return getattr(function, "__code__", None)
 
 
 def _is_worse(later: Result, earlier: Result) -> bool:

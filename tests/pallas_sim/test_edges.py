@@ -116,6 +116,30 @@ def test_a_value_that_reaches_something(use):
     assert "dropped" not in str(finding)
 
 
+MEETINGS = {
+    "as a sum": (lambda a, b: a + b, [False, False]),
+    "as a comparison": (lambda a, b: (a == b).astype(jnp.float32), [False, False]),
+    "as the second one": (lambda a, b: jnp.where(a == a + 1, a, b), [False, False]),
+    "as the first one": (lambda a, b: jnp.where(a * 0 == 1, b, a), [False, True]),
+    "not at all": (lambda a, b: jnp.where(a * 0 == 1, a + b, 0), [True, True]),
+}
+
+
+@pytest.mark.parametrize("how", MEETINGS)
+def test_loads_that_meet_do_not_hide_each_other(how):
+    """NaN plus NaN is NaN, whatever one of them is."""
+    use, expected = MEETINGS[how]
+
+    def body(x_ref, o_ref, done):
+        start = 16 + pl.semaphore_read(done)  # JAX knows constants that are beyond
+        first = x_ref[pl.ds(start, 8)]
+        second = x_ref[pl.ds(start + 8, 8)]
+        o_ref[...] = use(first, second)
+
+    findings = found(simulate(kernel(body, REGULAR), X, limits=FILL))
+    assert {f.index[0]: f.dropped for f in findings} == dict(zip((16, 24), expected, strict=True))
+
+
 def test_a_line_whose_value_is_dropped_in_one_program_only():
     def use(ref, i, _):
         return lax.select(i == 0, 0, ref[3 * i - 1])  # at -1, and at 2

@@ -2,125 +2,205 @@
 
 from __future__ import annotations
 
-import contextlib
-import random
-from collections.abc import Callable, Sequence
+import itertools
+import json
+import re
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.experimental import io_callback
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 from jax.experimental.pallas.ops.tpu import all_gather
 from jax.sharding import PartitionSpec as P
-from pallas_sim.exploration.explorer import Explorer, Redundant
-from pallas_sim.exploration.search import Search
+from pallas_test_support.small_programs import (
+    ExhaustiveOrder,
+    few_polls,
+    outcomes,
+    random_program,
+)
 
-from pallas_sim import explore
-from pallas_sim.copies import signal, wait
-from pallas_sim.cores import run_concurrently
+from pallas_sim import Exploration, Witness, explore, order_matters, simulate
 from pallas_sim.errors import DeadlockError, OptionError
-from pallas_sim.findings import Owner
-from pallas_sim.machine import Machine, Thread
-from pallas_sim.recording import Semaphore
-
-#: An operation of a small program: its kind, and the number of a semaphore or variable.
-type Small = tuple[str, int]
-
-
-def random_program(seed: int) -> list[list[Small]]:
-    """Return the operations of two or three threads on two semaphores and two variables."""
-    chance = random.Random(seed)
-    kinds = ["signal", "signal", "wait", "wait", "look", "change"]
-    return [
-        [(chance.choice(kinds), chance.randrange(2)) for _ in range(length)]
-        for length in chance.choice([(2, 2), (3, 2), (1, 2, 1), (2, 1, 1)])
-    ]
-
-
-def run_small(program: Sequence[Sequence[Small]], machine: Machine) -> str:
-    """Run a small program; what a thread sees decides what it does next."""
-    root = Thread(machine)
-    semaphores = [Semaphore(f"s{number}", "regular") for number in range(2)]
-    variables = [0, 0]
-    threads = [root.child(Owner(core=number + 1)) for number in range(len(program))]
-
-    def work(thread: Thread) -> list[int]:
-        seen: list[int] = []
-        for kind, number in program[threads.index(thread)]:
-            semaphore = semaphores[number]
-            if kind == "signal":
-                signal(thread, semaphore, 1)
-            elif kind == "wait":
-                wait(thread, semaphore, 1, "")
-            elif kind == "look":
-                machine.scheduler.give_way()
-                machine.choices.look(thread, "look", semaphore)
-                seen.append(semaphore.count)
-                if semaphore.count > 1:
-                    signal(thread, semaphores[1 - number], 1)
-            else:
-                machine.scheduler.pause()
-                machine.choices.look(thread, "change", f"v{number}")
-                seen.append(variables[number])
-                variables[number] = 2 * variables[number] + threads.index(thread) + 1
-        return seen
-
-    try:
-        seen = run_concurrently(root, threads, work)
-    except DeadlockError:
-        return "deadlock"
-    return str((seen, variables, [semaphore.count for semaphore in semaphores]))
-
-
-class Exhaustive(Explorer):
-    """Takes every choice, whether steps commute or not."""
-
-    def _asleep(self) -> dict[Any, Any]:
-        return {}
-
-    def end(self) -> None:
-        super().end()
-        for node in self.nodes:
-            node.wanted.update(node.enabled)
-
-
-def outcomes(program: Any, kind: type[Explorer]) -> tuple[set[str], int]:
-    """Return what the runs of a program give, and their number."""
-    given: set[str] = set()
-    runs = Search()
-    while runs.left:
-        machine = Machine()
-        machine.choices = kind(machine=machine, nodes=runs.nodes)
-        with contextlib.suppress(Redundant):
-            given.add(run_small(program, machine))
-        runs.learn(machine.choices)
-    return given, runs.count
+from pallas_sim.machine import Machine
 
 
 @pytest.mark.parametrize("seed", range(300))
 def test_all_orders_of_small_programs(seed):
+    """Signals, waits, looks, loops that look, atomics, copies, and values that decide branches."""
     program = random_program(seed)
-    every, most = outcomes(program, Exhaustive)
-    reduced, count = outcomes(program, Explorer)
+    with few_polls():
+        every, most = outcomes(program, ExhaustiveOrder)
+        reduced, count = outcomes(program)
     assert reduced == every
     assert count <= most
 
 
-def arrivals(looks: bool) -> Callable[[], Any]:
-    """Return a call in which device 0 hears two others, and notes how many came together."""
+def arrivals(looks: bool, *, more: bool = False) -> Callable[..., Any]:
+    """Return a call in which device 0 hears two others, and notes how many came together.
+
+    Args:
+      looks: whether it notes that.
+      more: whether an odd number that the call gets lets each device do more.
+    """
     mesh = jax.make_mesh((3,), ("x",), devices=jax.devices()[:3])
 
-    def body(o_ref, sem):
+    def body(number, o_ref, sem):
         pl.semaphore_signal(sem, 1, device_id=0)
+
+        @pl.when(more & (number[0] % 2 == 1))
+        def _():
+            pl.semaphore_signal(sem, 1, device_id=1)
+            pl.semaphore_signal(sem, -1, device_id=1)
 
         @pl.when(jax.lax.axis_index("x") == 0)
         def _():
             pl.semaphore_wait(sem, 2)
             o_ref[0] = pl.semaphore_read(sem) if looks else 0
             pl.semaphore_wait(sem, 1)
+
+    call = pl.pallas_call(
+        body,
+        out_shape=jax.ShapeDtypeStruct((1,), jnp.int32),
+        in_specs=[pl.BlockSpec(memory_space=pltpu.SMEM)],
+        out_specs=pl.BlockSpec(memory_space=pltpu.SMEM),
+        scratch_shapes=[pltpu.SemaphoreType.REGULAR],
+        compiler_params=pltpu.CompilerParams(has_side_effects=True),
+    )
+    function = jax.shard_map(call, mesh=mesh, in_specs=P(), out_specs=P("x"), check_vma=False)
+    return lambda *number: function(*(number or [np.zeros(1, np.int32)]))
+
+
+def test_a_look_at_a_count_depends_on_the_order():
+    result = explore(arrivals(looks=True), target="v6e")
+    assert (result.verdict, result.differs, result.confirmed) == ("wrong", True, True)
+    assert [reason.kind for reason in result.reasons] == ["look"]
+
+
+def test_one_waiter_has_one_order():
+    result = explore(arrivals(looks=False), target="v6e")
+    assert (result.verdict, result.runs, result.classes) == ("proved", 1, 1)
+    assert result.reasons == ()
+
+
+def test_what_was_not_run_is_open():
+    result = explore(arrivals(looks=True), target="v6e", schedules=1)
+    assert (result.verdict, result.runs, result.left) == ("open", 1, 1)
+    assert "1 runs had 1 classes of orders, and 1 more are known" in result.stopped
+
+
+@pytest.fixture(scope="module")
+def wrong() -> Exploration:
+    return explore(arrivals(looks=True), target="v6e")
+
+
+def test_a_witness_repeats_the_run(wrong):
+    assert wrong.witness is not None
+    text = str(wrong.witness)
+    assert re.fullmatch(r"1-v6e-[0-9a-f]{8}(-\d+\.\d+)+", text)
+    assert Witness.parse(text) == wrong.witness
+    counts = [
+        int(simulate(arrivals(looks=True), target="v6e", witness=order).values[0])
+        for order in (Witness(wrong.witness.program, "v6e"), wrong.witness, text)
+    ]
+    assert counts == [1, 0, 0]
+
+
+def test_a_witness_has_few_switches(wrong):
+    assert wrong.witness is not None
+    assert wrong.witness.switches == 1
+
+
+def test_the_order_of_a_witness_is_drawn(wrong, tmp_path):
+    file = tmp_path / "run.json"
+    simulate(arrivals(looks=True), target="v6e", witness=wrong.witness, trace=file)
+    events = json.loads(file.read_text())["traceEvents"]
+    marks = [event["name"] for event in events if event.get("cat") == "order"]
+    assert marks == ["late: device 1", "goes on: device 1 (the last step out of order)"]
+
+
+def test_the_order_of_a_witness_is_told(wrong):
+    first, *lines = wrong.story
+    assert first == "8 steps in the plain order, then:"
+    assert lines[0] == "> device 1 is late"
+    assert re.fullmatch(r"  device 0: looks at sem \(test_exploration.py:\d+\)", lines[1])
+    assert "> device 1 goes on, after all others" in lines
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("", "'' is no schedule: it is 1-TARGET-PROGRAM-SKIPPED.CHOICE"),
+        ("1-v6e-12345678-3", "is no schedule"),
+        ("1-v6e-12345678-1.2-", "is no schedule"),
+        ("2-v6e-12345678", "has version 2, and this simulator replays version 1"),
+        ("1-v99-12345678", "is for 'v99', which is no target"),
+        ("1-v6e-12345678-99999999999.1", "has more than 10,000,000 choices"),
+        ("1-v6e-12345678" + "-1.2" * 99 + "x", r"\.\.\.' is no schedule"),
+    ],
+)
+def test_a_text_that_is_no_witness(text, problem):
+    with pytest.raises(OptionError, match=problem):
+        Witness.parse(text)
+
+
+def test_a_witness_of_another_call(wrong):
+    witness = wrong.witness
+    assert witness is not None
+
+    def rejected(problem: str, order: Any, looks: bool = True, **options: Any) -> None:
+        with pytest.raises(OptionError, match=problem):
+            simulate(arrivals(looks), **{"target": "v6e", **options}, witness=order)
+
+    rejected("is of call .*, and this is call", witness, looks=False)
+    rejected("is for v6e, and the call runs on v5e", witness, target="v5e")
+    rejected("has version 2", replace(witness, version=2))
+    rejected("choices are left over", replace(witness, choices=(*witness.choices, *[0] * 99, 1)))
+    rejected("is 9, and 3 can go on", replace(witness, choices=(9,)))
+    rejected("leave out jit=False", witness, jit=False)
+
+
+def test_whether_the_order_of_a_run_matters():
+    def matters(looks: bool) -> bool:
+        machine = Machine()
+        simulate(arrivals(looks), machine=machine)
+        return order_matters(machine)
+
+    assert matters(looks=True)
+    assert not matters(looks=False)
+
+
+@pytest.mark.parametrize("decides", ["value", "control"])
+def test_a_callback_is_repeated_by_no_choice(decides):
+    calls = itertools.count()
+
+    def call() -> Any:
+        shape = jax.ShapeDtypeStruct((1,), jnp.int32)
+        number = io_callback(lambda: np.array([next(calls)], np.int32), shape)
+        return arrivals(looks=True, more=decides == "control")(number) + number
+
+    result = explore(call, target="v6e")
+    assert (result.verdict, result.confirmed, result.witness) == ("open", False, None)
+    assert "a callback or the time does" in result.stopped
+
+
+def polls(devices: int) -> Callable[[], Any]:
+    """Return a call in which each device signals all others, and looks until all have come."""
+    mesh = jax.make_mesh((devices,), ("x",), devices=jax.devices()[:devices])
+
+    def body(o_ref, sem):
+        me = jax.lax.axis_index("x")
+        for distance in range(1, devices):
+            pl.semaphore_signal(sem, 1, device_id=(me + distance) % devices)
+        o_ref[0] = jax.lax.while_loop(
+            lambda count: count < devices - 1, lambda _: pl.semaphore_read(sem), 0
+        )
+        pl.semaphore_wait(sem, devices - 1)
 
     call = pl.pallas_call(
         body,
@@ -132,23 +212,40 @@ def arrivals(looks: bool) -> Callable[[], Any]:
     return jax.shard_map(call, mesh=mesh, in_specs=(), out_specs=P("x"), check_vma=False)
 
 
-def test_a_look_at_a_count_depends_on_the_order():
-    result = explore(arrivals(looks=True), target="v6e")
-    assert (result.verdict, result.differs) == ("wrong", True)
-    assert result.witness
+@pytest.mark.parametrize("devices", [3, 8])
+def test_a_loop_that_looks_has_one_order(devices):
+    """A round that sees too little is none, and is tried once for each count."""
+    result = explore(polls(devices), target="v6e")
+    assert (result.verdict, result.classes) == ("proved", 1)
+    assert result.runs <= 10 + devices * (devices - 1)
 
 
-def test_one_waiter_has_one_order():
-    result = explore(arrivals(looks=False), target="v6e")
-    assert (result.verdict, result.runs, result.classes) == ("proved", 1, 1)
+def test_a_loop_that_looks_for_what_never_comes():
+    mesh = jax.make_mesh((2,), ("x",), devices=jax.devices()[:2])
+
+    def body(o_ref, sems):
+        pl.semaphore_signal(sems.at[0], 1, device_id=1 - jax.lax.axis_index("x"))
+
+        def look(_):
+            return pl.semaphore_read(sems.at[0]) + pl.semaphore_read(sems.at[1])
+
+        o_ref[0] = jax.lax.while_loop(lambda count: count < 2, look, 0)
+        pl.semaphore_wait(sems.at[0], 1)
+
+    call = pl.pallas_call(
+        body,
+        out_shape=jax.ShapeDtypeStruct((1,), jnp.int32),
+        out_specs=pl.BlockSpec(memory_space=pltpu.SMEM),
+        scratch_shapes=[pltpu.SemaphoreType.REGULAR((2,))],
+        compiler_params=pltpu.CompilerParams(has_side_effects=True),
+    )
+    stuck = jax.shard_map(call, mesh=mesh, in_specs=(), out_specs=P("x"), check_vma=False)
+    result = explore(stuck, target="v6e")
+    assert (result.verdict, result.confirmed) == ("wrong", True)
+    assert isinstance(result.error, DeadlockError)
 
 
-def test_what_was_not_run_is_open():
-    result = explore(arrivals(looks=True), target="v6e", schedules=1)
-    assert (result.verdict, result.runs) == ("open", 1)
-
-
-@pytest.mark.parametrize(("devices", "verdict"), [(2, "proved"), (4, "wrong")])
+@pytest.mark.parametrize(("devices", "verdict"), [(2, "proved"), (4, "wrong"), (8, "wrong")])
 def test_a_race_has_a_run_in_which_it_shows(devices, verdict):
     """The all-gather that comes with JAX."""
     auto = (jax.sharding.AxisType.Auto,)
@@ -160,12 +257,42 @@ def test_a_race_has_a_run_in_which_it_shows(devices, verdict):
         target="v6e",
     )
     assert result.verdict == verdict
-    assert bool(result.findings) == result.differs == (result.witness is not None)
-    assert result.differs == (verdict == "wrong")
+    shows = verdict == "wrong"
+    assert bool(result.findings) == result.differs == result.confirmed == shows
+    if shows:
+        # One run proves that nothing orders two copies, and the race is reversed directly.
+        assert result.runs < 6
+        assert result.witness is not None
+        assert result.witness.switches == 1
+        assert {reason.kind for reason in result.reasons} == {"race"}
+
+
+def copied_twice(x):
+    """Two copies of one core write to the same place, in no order."""
+
+    def body(x_ref, o_ref, sems):
+        copies = [pltpu.make_async_copy(x_ref, o_ref, sems.at[i]) for i in range(2)]
+        for copy in copies:
+            copy.start()
+        for copy in copies:
+            copy.wait()
+
+    return pl.pallas_call(
+        body,
+        out_shape=jax.ShapeDtypeStruct(x.shape, x.dtype),
+        out_specs=pl.BlockSpec(memory_space=pl.ANY),
+        scratch_shapes=[pltpu.SemaphoreType.DMA((2,))],
+    )(x)
+
+
+def test_copies_of_one_core_move_by_choice():
+    result = explore(copied_twice, jnp.ones((8, 128)), target="v6e")
+    assert result.verdict == "wrong"
+    assert result.confirmed
+    assert result.witness is not None
+    assert simulate(copied_twice, jnp.ones((8, 128)), witness=result.witness).findings
 
 
 def test_what_cannot_be_explored():
     with pytest.raises(OptionError, match="schedules is 0"):
         explore(lambda: 0, target="v6e", schedules=0)
-    with pytest.raises(OptionError, match="not for h100"):
-        explore(lambda: 0, target="h100")

@@ -60,6 +60,23 @@ def test_a_copy(seed):
     assert kinds(found) == []
 
 
+@pytest.mark.parametrize("dtypes", [(bool, jnp.int32), (jnp.int32, bool)])
+def test_a_bool_is_stored_as_an_int32(dtypes):
+    """So a copy may go from one to the other, and its bytes are those of int32."""
+
+    def body(x_ref, o_ref, buffer, semaphore):
+        copy = pltpu.make_async_copy(x_ref, buffer, semaphore)
+        copy.start()
+        copy.wait()
+        pltpu.sync_copy(buffer, o_ref)
+
+    x = (np.arange(8 * 128).reshape(8, 128) % 3 == 0).astype(dtypes[0])
+    buffer = pltpu.VMEM((8, 128), dtypes[1])
+    found = simulate(kernel(body, buffer, DMA, out_specs=ANY), x)
+    np.testing.assert_array_equal(found.values, x)
+    assert kinds(found) == []
+
+
 @pytest.mark.parametrize("seed", SEEDS)
 def test_two_copies_with_a_semaphore_each(seed):
     def body(x_ref, o_ref, buffer, semaphores):

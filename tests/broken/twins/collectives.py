@@ -2,75 +2,31 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
-from jax.sharding import Mesh, PartitionSpec
+from jax.sharding import Mesh
 
-from pytest_pallas import strategies as pst
-from pytest_pallas.spec import KernelSpec
-
+from .devices import ANY, DMA, meet, neighbours, on_devices, on_shards
 from .pair import twin
-
-_ANY = pl.BlockSpec(memory_space=pl.ANY)
-_DMA = pltpu.SemaphoreType.DMA
-
-
-def _neighbours() -> tuple[Any, Any, Any]:
-    """This device, the one to its left, and the one to its right."""
-    devices, me = jax.lax.axis_size("x"), jax.lax.axis_index("x")
-    return me, jax.lax.rem(me + devices - 1, devices), jax.lax.rem(me + 1, devices)
-
-
-def _meet(*others: Any, signals: int) -> None:
-    """Signal others and wait for ``signals``."""
-    barrier = pltpu.get_barrier_semaphore()
-    for other in others:
-        pl.semaphore_signal(barrier, 1, device_id={"x": other})
-    pl.semaphore_wait(barrier, signals)
-
-
-def _sharded(shard: Callable[..., jax.Array], mesh: Mesh, x: jax.Array) -> jax.Array:
-    over = PartitionSpec("x")
-    return jax.jit(jax.shard_map(shard, mesh=mesh, in_specs=over, out_specs=over, check_vma=False))(
-        x
-    )
-
-
-def _calls(mesh: Mesh) -> Any:
-    dims = {"devices": mesh.shape["x"], "m": [1, 8], "n": [1, 128]}
-    return pst.arrays("devices m n", dtype="float32", dims=dims)
-
-
-_spec = functools.partial(
-    KernelSpec,
-    inputs=_calls,
-    meshes=({"x": 4},),
-    backends=("tpu-sim", "tpu-interpret"),
-    exact=True,
-    family="collectives",
-    file=__file__,
-)
 
 
 def permute(x: jax.Array, *, mesh: Mesh, wrong: str = "", meets: bool = False) -> jax.Array:
     """Every shard of x ``(devices, m, n)`` moved one device to the right."""
 
     def body(x_ref: Any, o_ref: Any, sent: Any, received: Any) -> None:
-        _, left, right = _neighbours()
+        left, right = neighbours()
         if wrong == "too few waits":
-            _meet(left, right, signals=1)
+            meet(left, right, signals=1)
         elif wrong == "too many waits":
-            _meet(left, signals=2)
+            meet(left, signals=2)
         elif wrong == "to the wrong side":
-            _meet(right, signals=1)
+            meet(right, signals=1)
         elif wrong not in ("no barrier", "no id either"):
-            _meet(left, signals=1)
+            meet(left, signals=1)
         copy = pltpu.make_async_remote_copy(x_ref, o_ref, sent, received, device_id={"x": right})
         copy.start()
         if wrong != "send not waited for":
@@ -78,7 +34,7 @@ def permute(x: jax.Array, *, mesh: Mesh, wrong: str = "", meets: bool = False) -
         if wrong != "sent is received":
             copy.wait_recv()
         if meets:
-            _meet(left, signals=1)
+            meet(left, signals=1)
 
     def shard(x: jax.Array) -> jax.Array:
         # Without an id, the runtime lets all devices begin at once.
@@ -87,13 +43,13 @@ def permute(x: jax.Array, *, mesh: Mesh, wrong: str = "", meets: bool = False) -
         return pl.pallas_call(
             body,
             out_shape=jax.ShapeDtypeStruct(x.shape, x.dtype),
-            in_specs=[_ANY],
-            out_specs=_ANY,
-            scratch_shapes=[_DMA, _DMA],
+            in_specs=[ANY],
+            out_specs=ANY,
+            scratch_shapes=[DMA, DMA],
             compiler_params=pltpu.CompilerParams(collective_id=barrier, skip_device_barrier=skips),
         )(x)
 
-    return _sharded(shard, mesh, x)
+    return on_shards(shard, mesh, x)
 
 
 def permute_reference(x: jax.Array, *, mesh: Mesh) -> jax.Array:
@@ -106,7 +62,7 @@ def no_barrier(x: jax.Array, *, mesh: Mesh) -> jax.Array:
     return permute(x, mesh=mesh, wrong="no barrier")
 
 
-SPEC_NO_BARRIER = _spec(name="no_barrier", kernel=no_barrier, reference=permute_reference)
+SPEC_NO_BARRIER = on_devices(name="no_barrier", kernel=no_barrier, reference=permute_reference)
 SPEC_NO_BARRIER_RIGHT = twin(SPEC_NO_BARRIER, permute)
 
 
@@ -114,7 +70,7 @@ def no_id_either(x: jax.Array, *, mesh: Mesh) -> jax.Array:
     return permute(x, mesh=mesh, wrong="no id either")
 
 
-SPEC_NO_ID_EITHER_RIGHT = _spec(
+SPEC_NO_ID_EITHER_RIGHT = on_devices(
     name="no_id_either_right", kernel=no_id_either, reference=permute_reference
 )
 
@@ -124,7 +80,9 @@ def too_few_waits(x: jax.Array, *, mesh: Mesh) -> jax.Array:
     return permute(x, mesh=mesh, wrong="too few waits")
 
 
-SPEC_TOO_FEW_WAITS = _spec(name="too_few_waits", kernel=too_few_waits, reference=permute_reference)
+SPEC_TOO_FEW_WAITS = on_devices(
+    name="too_few_waits", kernel=too_few_waits, reference=permute_reference
+)
 
 
 def too_many_waits(x: jax.Array, *, mesh: Mesh) -> jax.Array:
@@ -132,7 +90,7 @@ def too_many_waits(x: jax.Array, *, mesh: Mesh) -> jax.Array:
     return permute(x, mesh=mesh, wrong="too many waits")
 
 
-SPEC_TOO_MANY_WAITS = _spec(
+SPEC_TOO_MANY_WAITS = on_devices(
     name="too_many_waits", kernel=too_many_waits, reference=permute_reference
 )
 
@@ -146,7 +104,7 @@ def send_waited_for(x: jax.Array, *, mesh: Mesh) -> jax.Array:
     return permute(x, mesh=mesh, meets=True)
 
 
-SPEC_SEND_NOT_WAITED_FOR = _spec(
+SPEC_SEND_NOT_WAITED_FOR = on_devices(
     name="send_not_waited_for", kernel=send_not_waited_for, reference=permute_reference
 )
 SPEC_SEND_NOT_WAITED_FOR_RIGHT = twin(SPEC_SEND_NOT_WAITED_FOR, send_waited_for)
@@ -157,7 +115,7 @@ def to_the_wrong_side(x: jax.Array, *, mesh: Mesh) -> jax.Array:
     return permute(x, mesh=mesh, wrong="to the wrong side")
 
 
-SPEC_TO_THE_WRONG_SIDE = _spec(
+SPEC_TO_THE_WRONG_SIDE = on_devices(
     name="to_the_wrong_side", kernel=to_the_wrong_side, reference=permute_reference
 )
 
@@ -167,7 +125,7 @@ def sent_is_received(x: jax.Array, *, mesh: Mesh) -> jax.Array:
     return permute(x, mesh=mesh, wrong="sent is received")
 
 
-SPEC_SENT_IS_RECEIVED = _spec(
+SPEC_SENT_IS_RECEIVED = on_devices(
     name="sent_is_received", kernel=sent_is_received, reference=permute_reference
 )
 
@@ -177,8 +135,8 @@ def ring_sum(x: jax.Array, *, mesh: Mesh, wrong: str = "") -> jax.Array:
 
     def body(x_ref: Any, o_ref: Any, slots: Any, sent: Any, received: Any, free: Any) -> None:
         devices = jax.lax.axis_size("x")
-        _, left, right = _neighbours()
-        _meet(left, right, signals=2)
+        left, right = neighbours()
+        meet(left, right, signals=2)
         slots[0] = x_ref[...]
         o_ref[...] = x_ref[...]
 
@@ -209,14 +167,14 @@ def ring_sum(x: jax.Array, *, mesh: Mesh, wrong: str = "") -> jax.Array:
             out_shape=jax.ShapeDtypeStruct(x.shape, x.dtype),
             scratch_shapes=[
                 pltpu.VMEM((2, *x.shape), x.dtype),
-                _DMA((2,)),
-                _DMA((2,)),
+                DMA((2,)),
+                DMA((2,)),
                 pltpu.SemaphoreType.REGULAR,
             ],
             compiler_params=pltpu.CompilerParams(collective_id=1),
         )(x)
 
-    return _sharded(shard, mesh, x)
+    return on_shards(shard, mesh, x)
 
 
 def ring_sum_reference(x: jax.Array, *, mesh: Mesh) -> jax.Array:
@@ -229,7 +187,7 @@ def runs_ahead(x: jax.Array, *, mesh: Mesh) -> jax.Array:
     return ring_sum(x, mesh=mesh, wrong="runs ahead")
 
 
-SPEC_RUNS_AHEAD = _spec(name="runs_ahead", kernel=runs_ahead, reference=ring_sum_reference)
+SPEC_RUNS_AHEAD = on_devices(name="runs_ahead", kernel=runs_ahead, reference=ring_sum_reference)
 SPEC_RUNS_AHEAD_RIGHT = twin(SPEC_RUNS_AHEAD, ring_sum)
 
 
@@ -238,7 +196,7 @@ def one_signal_more(x: jax.Array, *, mesh: Mesh) -> jax.Array:
     return ring_sum(x, mesh=mesh, wrong="one signal more")
 
 
-SPEC_ONE_SIGNAL_MORE = _spec(
+SPEC_ONE_SIGNAL_MORE = on_devices(
     name="one_signal_more", kernel=one_signal_more, reference=ring_sum_reference
 )
 
@@ -248,8 +206,9 @@ def gather_all(x: jax.Array, *, mesh: Mesh, wrong: str = "") -> jax.Array:
 
     def body(x_ref: Any, o_ref: Any, sent: Any, received: Any, local: Any) -> None:
         devices = jax.lax.axis_size("x")
-        me, left, right = _neighbours()
-        _meet(left, right, signals=2)
+        me = jax.lax.axis_index("x")
+        left, right = neighbours()
+        meet(left, right, signals=2)
         mine = pltpu.make_async_copy(x_ref.at[0], o_ref.at[0, me], local)
         mine.start()
         mine.wait()
@@ -269,13 +228,13 @@ def gather_all(x: jax.Array, *, mesh: Mesh, wrong: str = "") -> jax.Array:
         return pl.pallas_call(
             body,
             out_shape=jax.ShapeDtypeStruct((1, devices, *x.shape[1:]), x.dtype),
-            in_specs=[_ANY],
-            out_specs=_ANY,
-            scratch_shapes=[_DMA((devices,)), _DMA((devices,)), _DMA],
+            in_specs=[ANY],
+            out_specs=ANY,
+            scratch_shapes=[DMA((devices,)), DMA((devices,)), DMA],
             compiler_params=pltpu.CompilerParams(collective_id=2),
         )(x)
 
-    return _sharded(shard, mesh, x)
+    return on_shards(shard, mesh, x)
 
 
 def gather_all_reference(x: jax.Array, *, mesh: Mesh) -> jax.Array:
@@ -288,7 +247,7 @@ def other_way_round(x: jax.Array, *, mesh: Mesh) -> jax.Array:
     return gather_all(x, mesh=mesh, wrong="other way round")
 
 
-SPEC_OTHER_WAY_ROUND = _spec(
+SPEC_OTHER_WAY_ROUND = on_devices(
     name="other_way_round", kernel=other_way_round, reference=gather_all_reference
 )
 SPEC_OTHER_WAY_ROUND_RIGHT = twin(SPEC_OTHER_WAY_ROUND, gather_all)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -11,16 +10,14 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 from jax.experimental.pallas import tpu_sc as plsc
-from jax.sharding import Mesh, PartitionSpec
+from jax.sharding import Mesh
 
 from pytest_pallas import strategies as pst
 from pytest_pallas.spec import KernelSpec
 
+from .devices import DMA, REGULAR, boxes_of, called, meet, neighbours, on_devices, shard_of, sharded
 from .pair import INTERPRETERS, twin
 
-_ANY = pl.BlockSpec(memory_space=pl.ANY)
-_DMA = pltpu.SemaphoreType.DMA
-_REGULAR = pltpu.SemaphoreType.REGULAR
 _DIMS = {"m": [8, 16, 40], "n": [4, 128]}
 
 _on_one_core = functools.partial(
@@ -32,17 +29,6 @@ _on_one_core = functools.partial(
     backends=INTERPRETERS,
     file=__file__,
 )
-
-
-def _called(body: Callable[..., None], x: jax.Array, *scratch: Any, **options: Any) -> jax.Array:
-    return pl.pallas_call(
-        body,
-        out_shape=jax.ShapeDtypeStruct(x.shape, x.dtype),
-        in_specs=[_ANY],
-        out_specs=_ANY,
-        scratch_shapes=scratch,
-        **options,
-    )(x)
 
 
 def _doubled(x: jax.Array) -> jax.Array:
@@ -66,7 +52,7 @@ def buffered(x: jax.Array, *, wrong: str = "") -> jax.Array:
             slots[i % 2] *= 2
             pltpu.sync_copy(slots.at[i % 2], o_ref.at[pl.ds(8 * i, 8)])
 
-    return _called(body, x, pltpu.VMEM((2, 8, x.shape[1]), x.dtype), _DMA((2,)))
+    return called(body, x, pltpu.VMEM((2, 8, x.shape[1]), x.dtype), DMA((2,)))
 
 
 def one_for_both_slots(x: jax.Array) -> jax.Array:
@@ -100,7 +86,7 @@ def by_halves(x: jax.Array, *, wrong: str = "") -> jax.Array:
             buffer[part] *= 2
         pltpu.sync_copy(buffer, o_ref)
 
-    return _called(body, x, pltpu.VMEM(x.shape, x.dtype), _DMA((2,)))
+    return called(body, x, pltpu.VMEM(x.shape, x.dtype), DMA((2,)))
 
 
 def half_arrived(x: jax.Array) -> jax.Array:
@@ -128,7 +114,7 @@ def in_a_scope(x: jax.Array, *, wrong: str = "") -> jax.Array:
         if wrong:
             pltpu.make_async_copy(o_ref, o_ref, left).wait()
 
-    return _called(body, x, _DMA)
+    return called(body, x, DMA)
 
 
 def scope_ends_first(x: jax.Array) -> jax.Array:
@@ -163,7 +149,7 @@ def sums_in_place(x: jax.Array, *, wrong: str = "") -> jax.Array:
         store(steps - 1).wait()
 
     memory = pltpu.VMEM((8, x.shape[1]), x.dtype)
-    return _called(body, x, memory, memory, memory, _DMA, input_output_aliases={0: 0})
+    return called(body, x, memory, memory, memory, DMA, input_output_aliases={0: 0})
 
 
 def _sums(x: jax.Array) -> jax.Array:
@@ -186,53 +172,6 @@ SPEC_STALE_THROUGH_ALIAS = _on_one_core(
 SPEC_STALE_THROUGH_ALIAS_RIGHT = twin(SPEC_STALE_THROUGH_ALIAS, sums_in_place)
 
 
-def _calls(mesh: Mesh) -> Any:
-    dims = {"devices": mesh.shape["x"], "m": [1, 8], "n": [1, 128]}
-    return pst.arrays("devices m n", dtype="float32", dims=dims)
-
-
-_on_devices = functools.partial(
-    KernelSpec,
-    inputs=_calls,
-    meshes=({"x": 4},),
-    backends=("tpu-sim", "tpu-interpret"),
-    exact=True,
-    family="collectives",
-    file=__file__,
-)
-
-
-def _neighbours() -> tuple[Any, Any]:
-    """The device to the left, and the one to the right."""
-    devices, me = jax.lax.axis_size("x"), jax.lax.axis_index("x")
-    return jax.lax.rem(me + devices - 1, devices), jax.lax.rem(me + 1, devices)
-
-
-def _meet(*others: Any) -> None:
-    barrier = pltpu.get_barrier_semaphore()
-    for other in others:
-        pl.semaphore_signal(barrier, 1, device_id={"x": other})
-    pl.semaphore_wait(barrier, len(others))
-
-
-def _sharded(body: Callable[..., None], mesh: Mesh, x: jax.Array, *scratch: Any) -> jax.Array:
-    """The kernel on each device of the mesh, which lets them begin when they like."""
-    parameters = pltpu.CompilerParams(collective_id=0)
-
-    def shard(x: jax.Array) -> jax.Array:
-        return _called(body, x, *scratch, compiler_params=parameters)
-
-    over = PartitionSpec("x")
-    return jax.jit(jax.shard_map(shard, mesh=mesh, in_specs=over, out_specs=over, check_vma=False))(
-        x
-    )
-
-
-def _boxes(x: jax.Array, count: int) -> Any:
-    """A number of buffers of the size of a shard."""
-    return pltpu.VMEM((count, 1, *x.shape[1:]), x.dtype)
-
-
 def _add_boxes(x_ref: Any, o_ref: Any, boxes: Any, acc: Any, first: Any, second: Any) -> None:
     """``o = boxes[0] + boxes[1]``, each after its wait."""
     del x_ref
@@ -247,13 +186,13 @@ def both_sides(x: jax.Array, *, mesh: Mesh, wrong: str = "") -> jax.Array:
     """On every device the sum of its neighbours' shards."""
 
     def body(x_ref: Any, o_ref: Any, boxes: Any, acc: Any, sent: Any, received: Any) -> None:
-        left, right = _neighbours()
+        left, right = neighbours()
         barrier = pltpu.get_barrier_semaphore()
         if wrong == "one side":
             pl.semaphore_signal(barrier, 1, device_id={"x": right})
             pl.semaphore_wait(barrier, 1)
         else:
-            _meet(left, right)
+            meet(left, right)
         copies = [
             pltpu.make_async_remote_copy(
                 x_ref,
@@ -270,8 +209,7 @@ def both_sides(x: jax.Array, *, mesh: Mesh, wrong: str = "") -> jax.Array:
             copy.wait_send()
         _add_boxes(x_ref, o_ref, boxes, acc, copies[0].wait_recv, copies[1].wait_recv)
 
-    shard = pltpu.VMEM((1, *x.shape[1:]), x.dtype)
-    return _sharded(body, mesh, x, _boxes(x, 2), shard, _DMA((2,)), _DMA((2,)))
+    return sharded(body, mesh, x, boxes_of(x, 2), shard_of(x), DMA((2,)), DMA((2,)))
 
 
 def both_sides_reference(x: jax.Array, *, mesh: Mesh) -> jax.Array:
@@ -289,11 +227,11 @@ def one_for_both_sides(x: jax.Array, *, mesh: Mesh) -> jax.Array:
     return both_sides(x, mesh=mesh, wrong="one semaphore")
 
 
-SPEC_MEETS_ONE_SIDE = _on_devices(
+SPEC_MEETS_ONE_SIDE = on_devices(
     name="meets_one_side", kernel=meets_one_side, reference=both_sides_reference
 )
 SPEC_MEETS_ONE_SIDE_RIGHT = twin(SPEC_MEETS_ONE_SIDE, both_sides)
-SPEC_ONE_FOR_BOTH_SIDES = _on_devices(
+SPEC_ONE_FOR_BOTH_SIDES = on_devices(
     name="one_for_both_sides", kernel=one_for_both_sides, reference=both_sides_reference
 )
 
@@ -304,9 +242,9 @@ def round_the_ring(x: jax.Array, *, mesh: Mesh, wrong: str = "") -> jax.Array:
     def body(
         x_ref: Any, o_ref: Any, boxes: Any, out: Any, sent: Any, received: Any, free: Any
     ) -> None:
-        left, right = _neighbours()
+        left, right = neighbours()
         box = boxes.at[0]
-        _meet(left, right)
+        meet(left, right)
         pltpu.sync_copy(x_ref, out)
         for step in range(3):
             copy = pltpu.make_async_remote_copy(out, box, sent, received, device_id={"x": right})
@@ -325,8 +263,7 @@ def round_the_ring(x: jax.Array, *, mesh: Mesh, wrong: str = "") -> jax.Array:
                 pl.semaphore_signal(free, 1, device_id={"x": left})
         pltpu.sync_copy(out, o_ref)
 
-    shard = pltpu.VMEM((1, *x.shape[1:]), x.dtype)
-    return _sharded(body, mesh, x, _boxes(x, 1), shard, _DMA, _DMA, _REGULAR)
+    return sharded(body, mesh, x, boxes_of(x, 1), shard_of(x), DMA, DMA, REGULAR)
 
 
 def round_the_ring_reference(x: jax.Array, *, mesh: Mesh) -> jax.Array:
@@ -344,11 +281,11 @@ def overwritten_before_sent(x: jax.Array, *, mesh: Mesh) -> jax.Array:
     return round_the_ring(x, mesh=mesh, wrong="overwritten")
 
 
-SPEC_CREDIT_TOO_EARLY = _on_devices(
+SPEC_CREDIT_TOO_EARLY = on_devices(
     name="credit_too_early", kernel=credit_too_early, reference=round_the_ring_reference
 )
 SPEC_CREDIT_TOO_EARLY_RIGHT = twin(SPEC_CREDIT_TOO_EARLY, round_the_ring)
-SPEC_OVERWRITTEN_BEFORE_SENT = _on_devices(
+SPEC_OVERWRITTEN_BEFORE_SENT = on_devices(
     name="overwritten_before_sent",
     kernel=overwritten_before_sent,
     reference=round_the_ring_reference,
@@ -359,18 +296,18 @@ def two_meetings(x: jax.Array, *, mesh: Mesh, wrong: str = "") -> jax.Array:
     """Every shard moved two devices to the right; the devices meet again when all have sent."""
 
     def body(x_ref: Any, o_ref: Any, boxes: Any, sent: Any, received: Any, again: Any) -> None:
-        left, right = _neighbours()
+        left, right = neighbours()
         first, second = (
             pltpu.make_async_remote_copy(
                 source, boxes.at[i], sent.at[i], received.at[i], device_id={"x": right}
             )
             for i, source in enumerate((x_ref, boxes.at[0]))
         )
-        _meet(left, right)
+        meet(left, right)
         first.start()
         first.wait_send()
         if wrong:
-            _meet(left, right)
+            meet(left, right)
         else:
             for other in (left, right):
                 pl.semaphore_signal(again, 1, device_id={"x": other})
@@ -380,7 +317,7 @@ def two_meetings(x: jax.Array, *, mesh: Mesh, wrong: str = "") -> jax.Array:
         second.wait()
         pltpu.sync_copy(boxes.at[1], o_ref)
 
-    return _sharded(body, mesh, x, _boxes(x, 2), _DMA((2,)), _DMA((2,)), _REGULAR)
+    return sharded(body, mesh, x, boxes_of(x, 2), DMA((2,)), DMA((2,)), REGULAR)
 
 
 def two_meetings_reference(x: jax.Array, *, mesh: Mesh) -> jax.Array:
@@ -393,7 +330,7 @@ def counted_twice(x: jax.Array, *, mesh: Mesh) -> jax.Array:
     return two_meetings(x, mesh=mesh, wrong="one semaphore")
 
 
-SPEC_COUNTED_TWICE = _on_devices(
+SPEC_COUNTED_TWICE = on_devices(
     name="counted_twice", kernel=counted_twice, reference=two_meetings_reference
 )
 SPEC_COUNTED_TWICE_RIGHT = twin(SPEC_COUNTED_TWICE, two_meetings)
@@ -404,8 +341,8 @@ def all_round(x: jax.Array, *, mesh: Mesh, wrong: str = "") -> jax.Array:
 
     def body(x_ref: Any, o_ref: Any, boxes: Any, sent: Any, received: Any) -> None:
         devices = jax.lax.axis_size("x")
-        left, right = _neighbours()
-        _meet(left, right)
+        left, right = neighbours()
+        meet(left, right)
         pltpu.sync_copy(x_ref, boxes.at[0])
         for step in range(devices if wrong else devices - 1):
             copy = pltpu.make_async_remote_copy(
@@ -422,7 +359,7 @@ def all_round(x: jax.Array, *, mesh: Mesh, wrong: str = "") -> jax.Array:
         pltpu.sync_copy(boxes.at[devices - 1], o_ref)
 
     devices = mesh.shape["x"]
-    return _sharded(body, mesh, x, _boxes(x, devices + 1), _DMA((devices,)), _DMA((devices,)))
+    return sharded(body, mesh, x, boxes_of(x, devices + 1), DMA((devices,)), DMA((devices,)))
 
 
 def all_round_reference(x: jax.Array, *, mesh: Mesh) -> jax.Array:
@@ -435,7 +372,7 @@ def last_not_received(x: jax.Array, *, mesh: Mesh) -> jax.Array:
     return all_round(x, mesh=mesh, wrong="one step more")
 
 
-SPEC_LAST_NOT_RECEIVED = _on_devices(
+SPEC_LAST_NOT_RECEIVED = on_devices(
     name="last_not_received", kernel=last_not_received, reference=all_round_reference
 )
 SPEC_LAST_NOT_RECEIVED_RIGHT = twin(SPEC_LAST_NOT_RECEIVED, all_round)
@@ -463,7 +400,7 @@ def turned(x: jax.Array, *, wrong: str = "") -> jax.Array:
     mesh = plsc.VectorSubcoreMesh(
         core_axis_name="core", subcore_axis_name="subcore", num_cores=1, num_subcores=_SUBCORES
     )
-    memory = pltpu.VMEM_SHARED(x.shape, x.dtype), pltpu.VMEM((x.shape[1],), x.dtype), _DMA
+    memory = pltpu.VMEM_SHARED(x.shape, x.dtype), pltpu.VMEM((x.shape[1],), x.dtype), DMA
     kernel: Any = pl.kernel(body, out_type=x, mesh=mesh, scratch_types=memory)
     return kernel(x)
 
