@@ -231,8 +231,8 @@ def notes(kernels: Sequence[KernelCoverage], *, every: bool = False) -> list[str
             f"unreached= of {kernel.kernel}: {key!r} was reached: remove it" for key in kernel.stale
         ]
         lines += [
-            f"unreached= of {kernel.kernel}: {key!r} is about nothing that ran here: correct it, or "
-            "run the backend that has it"
+            f"unreached= of {kernel.kernel}: {key!r} is about nothing that ran here: correct it, "
+            "or run the backend that has it"
             for key in (kernel.idle if kernel.finished else ())
         ]
         if every:
