@@ -136,6 +136,11 @@ class Choices:
         """Note that all tasks have ended, and that what comes next comes after all they did."""
 
     @property
+    def story(self) -> tuple[str, ...]:
+        """The order in lines, from where it leaves the plain one; () where that is not known."""
+        return ()
+
+    @property
     def vary(self) -> bool:
         """Whether they may be others than those of the plain order."""
         return self.seed != 0

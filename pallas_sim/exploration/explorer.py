@@ -211,6 +211,11 @@ class Explorer(Choices):
         return enabled[0]
 
     @property
+    def story(self) -> tuple[str, ...]:
+        """The order in lines, from where it leaves the plain one."""
+        return story_of(self)
+
+    @property
     def witness(self) -> Witness:
         """The order of the run so far."""
         last = max((at for at, choice in enumerate(self.chosen, 1) if choice), default=0)
