@@ -219,8 +219,8 @@ def reasons_of(one: ExploredStep, other: ExploredStep) -> Iterator[Reason]:
         for another, also in other.operations.items():
             if operation[1] == another[1] and _depend(operation[0], value, another[0], also):
                 kinds = {operation[0], another[0]}
-                kind = next((k for k in ("look", "change", "arrive") if k in kinds), "waiters")
-                kind = "arrive" if "pass" in kinds else kind
+                kind: ReasonKind = "arrive" if kinds & {"arrive", "pass"} else "waiters"
+                kind = "look" if "look" in kinds else "change" if "change" in kinds else kind
                 yield _reason(kind, *(s.where[o] for s, o in ((one, operation), (other, another))))
     for a in one.accesses:
         for b in other.accesses:
@@ -250,12 +250,14 @@ class Past:
         who began it, and of those that it met.
       past: for each step, the set of those that come before it in every order, with itself.
       races: pairs of positions of steps that may come in the other order.
+      initial: what semaphores had before the first step.
     """
 
     steps: list[ExploredStep] = field(default_factory=list[ExploredStep])
     before: list[set[int]] = field(default_factory=list[set[int]])
     past: list[int] = field(default_factory=list[int])
     races: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
+    initial: dict[Hashable, int] = field(default_factory=dict[Hashable, int])
     _last: dict[Actor, int] = field(default_factory=dict[Actor, int])
     _begun: dict[Actor, int] = field(default_factory=dict[Actor, int])
     _met: dict[Actor, set[int]] = field(default_factory=dict[Actor, set[int]])
@@ -327,18 +329,35 @@ class Past:
         return [*(at for at in steps if not self.precedes(earlier, at)), later]
 
     def is_feasible(self, earlier: int, later: int) -> bool:
-        """Return whether the later step can come first: all waits before it have enough.
+        """Return whether each of two steps can come first: all waits before have enough.
 
         The semaphores are counted along the steps that come before both, or go on without the
-        earlier one.
+        earlier one; and again with what the earlier one takes, and not what it adds: that comes
+        after its accesses to memory. So two steps that a lock keeps apart are not feasible.
         """
-        counts: Counter[Hashable] = Counter()
-        for position in (*range(earlier), *self.without(earlier, later)):
+        without = self.without(earlier, later)
+        return self._has_enough((*range(earlier), *without)) and self._has_enough(
+            (*range(earlier + 1), *without), earlier
+        )
+
+    def _has_enough(self, way: Iterable[int], inside: int | None = None) -> bool:
+        counts = Counter(self.initial)
+        for position in way:
             for (kind, what), amount in self.steps[position].operations.items():
                 if kind in ("take", "peek") and counts[what] < amount:
                     return False
-                counts[what] += _change(kind, amount)
+                if kind != "add" or position != inside:
+                    counts[what] += _change(kind, amount)
         return True
+
+    def begin_with(self, counts: Mapping[Hashable, int]) -> None:
+        """Take note of the counts of semaphores after the last step."""
+        initial = Counter(counts)
+        for step in self.steps:
+            for (kind, what), amount in step.operations.items():
+                if what in counts:
+                    initial[what] -= _change(kind, amount)
+        self.initial = {name: count for name, count in initial.items() if count}
 
     def count(self, name: Hashable, earlier: int, later: int) -> int:
         """Return the count of a semaphore after what comes before two steps, without the first."""
@@ -386,6 +405,7 @@ class Past:
                     if at < position or not (first or self.precedes(position, at))
                 ]
                 total = sum(added for at, added in possible if at != position)
+                total += self.initial.get(what, 0)
                 slack = total - taken.get((step.actor, what), 0) - amount
                 of_step |= {at for at, added in possible if added > slack and at < position}
                 if kind == "take":

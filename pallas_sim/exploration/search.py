@@ -533,7 +533,9 @@ def _reversed(runs: _Runs, outcome: _Outcome) -> _Reversal | None:
         fault = runs.fault_of(result)
         if fault:
             return _Reversal(result, fault)
-        if best is None and order.overtaken:
+        # Who waits on the same semaphore may have changed turns, and not the accesses.
+        reasons = reasons_of(past.steps[earlier], past.steps[later])
+        if best is None and order.overtaken and all(reason.kind == "race" for reason in reasons):
             best = _Reversal(result, fault)
     return best
 

@@ -25,9 +25,15 @@ from pallas_test_support.small_programs import (
     random_program,
 )
 
-from pallas_sim import Exploration, Witness, explore, order_matters, simulate
+from pallas_sim import Exploration, Witness, explore, explore_runs, order_matters, simulate
+from pallas_sim.accesses import record_access
+from pallas_sim.copies import signal, wait
+from pallas_sim.cores import run_concurrently
 from pallas_sim.errors import DeadlockError, OptionError
-from pallas_sim.machine import Machine
+from pallas_sim.findings import Owner
+from pallas_sim.machine import Machine, Thread
+from pallas_sim.order.disorder import report_disorder
+from pallas_sim.recording import Semaphore
 
 
 @pytest.mark.parametrize("seed", range(300))
@@ -291,6 +297,47 @@ def test_copies_of_one_core_move_by_choice():
     assert result.confirmed
     assert result.witness is not None
     assert simulate(copied_twice, jnp.ones((8, 128)), witness=result.witness).findings
+
+
+def counted_by_two(permits: int) -> Exploration:
+    """Explore two threads that count up in memory, of which so many may do so at a time."""
+
+    def new() -> tuple[Machine, Callable[[], Any]]:
+        machine = Machine()
+
+        def run() -> Any:
+            machine.choices.begin(jax.make_jaxpr(lambda: 0)())
+            root, lock, memory = Thread(machine), Semaphore("lock", "regular"), np.zeros(1)
+            machine.choices.name(memory, "memory")
+            signal(root, lock, permits)
+
+            def work(thread: Thread) -> None:
+                wait(thread, lock, 1, "")
+                record_access(thread, memory, "write", "memory", "")
+                memory[0] += 1
+                signal(thread, lock, 1)
+
+            threads = [root.child(Owner(core=number)) for number in range(2)]
+            run_concurrently(root, threads, work)
+            report_disorder(machine, machine.recording)
+            return memory
+
+        return machine, run
+
+    return explore_runs(new, 100)
+
+
+def test_an_exhausted_search_withdraws_a_finding():
+    """The proof of order does not know locks, so it finds a race."""
+    result = counted_by_two(permits=1)
+    assert (result.verdict, result.findings) == ("proved", ())
+    assert result.runs > 2
+
+
+def test_a_finding_that_changes_nothing_stays():
+    result = counted_by_two(permits=2)
+    assert (result.verdict, result.confirmed, result.witness) == ("wrong", False, None)
+    assert [finding.kind for finding in result.findings] == ["race"]
 
 
 def test_what_cannot_be_explored():
