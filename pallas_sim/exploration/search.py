@@ -12,10 +12,15 @@ between steps of a run are found by vector clocks, and tried the other way round
 other: dynamic partial order reduction (Flanagan and Godefroid, POPL 2005) with source sets and
 sleep sets (Abdulla, Aronis, Jonsson and Sagonas, "Optimal dynamic partial order reduction", POPL
 2014).
-Nothing is saved and restored: each run begins anew and repeats the choices of a run before.
+Nothing is saved and restored: each run begins anew and repeats the choices of a run before. A race
+is reversed by the shortest way to its later step, as wakeup trees of that paper do. Rounds of loops
+that only look are no steps: see ``Explorer.enter_round``.
 
 Where the proof of order finds a race, accesses to memory are steps' operations, too. First each
 race is reversed directly, by one run; only if none of these shows it, all orders are searched.
+Devices of a ring or a full mesh have the same race each. To look for one run that shows it, one
+pair of accesses at the same lines stands for all: that needs no assumption, as such a run is its
+own proof. What no run shows is searched on all devices.
 """
 
 from __future__ import annotations
