@@ -94,8 +94,15 @@ def evaluate(jaxpr: Any, machine: Machine, args: Sequence[Any]) -> list[Any]:
     machine.uses = uses_of_kernels(jaxpr)
     machine.choices.begin(jaxpr)
     thread = Thread(machine)
+
+    def work(thread: Thread) -> list[Any]:
+        return run(prepare(jaxpr), thread, inputs)
+
     with np.errstate(all="ignore"), one_thread(), _monitored(thread):
-        outputs = [to_output(value) for value in run(prepare(jaxpr), thread, inputs)]
+        # Where every order is explored, copies of one core are steps, too.
+        explores = machine.choices.explores
+        results = machine.scheduler.run([thread], work)[0] if explores else work(thread)
+        outputs = [to_output(value) for value in results]
         _hand_over(machine, outputs)
         machine.choices.complete()
         return outputs

@@ -317,6 +317,20 @@ class Past:
         steps = range(earlier + 1, later)
         return [*(at for at in steps if not self.precedes(earlier, at)), later]
 
+    @property
+    def takes_parts(self) -> bool:
+        """Whether a wait is for less than a copy brings: here a copy is one step, and not there."""
+        brought: dict[Hashable, int] = {}
+        for step in self.steps:
+            if step.actor[0] == "copy":
+                for (_, what), amount in step.operations.items():
+                    brought[what] = max(brought.get(what, 0), amount)
+        return any(
+            kind in ("take", "peek") and amount < brought.get(what, 0)
+            for step in self.steps
+            for (kind, what), amount in step.operations.items()
+        )
+
     def is_feasible(self, earlier: int, later: int) -> bool:
         """Return whether the later step can come first: all waits before it have enough.
 

@@ -21,14 +21,14 @@ race is reversed directly, by one run; only if none of these shows it, all order
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any, Literal
 
 import numpy as np
 
-from pallas_sim.errors import OptionError, PallasError
+from pallas_sim.errors import OptionError, PallasError, SimulationError
 from pallas_sim.exploration.explorer import (
     DirectedOrder,
     Explorer,
@@ -39,7 +39,7 @@ from pallas_sim.exploration.explorer import (
     Unrepeatable,
     story_of,
 )
-from pallas_sim.exploration.past import Actor, Past, Reason, reasons_of
+from pallas_sim.exploration.past import Actor, MemoryAccess, Past, Reason, reasons_of
 from pallas_sim.exploration.witness import Witness
 from pallas_sim.findings import Finding
 from pallas_sim.inspector import same_bits
@@ -179,7 +179,7 @@ def _shown(runs: _Runs, outcome: _Outcome) -> Exploration:
     reversal = _reversed(runs, outcome)
     if reversal is not None and reversal.fault:
         return _witnessed(runs, reversal.outcome, reversal.fault)
-    orders, feasible = Search(), False
+    orders, feasible, seen = Search(), False, set[MemoryAccess]()
     runs.classes = 0
     for outcome in _walk(runs, orders, memory=True):
         runs.classes += 1
@@ -188,10 +188,13 @@ def _shown(runs: _Runs, outcome: _Outcome) -> Exploration:
             return _witnessed(runs, outcome, fault)
         past = outcome.explorer.past
         feasible = feasible or any(past.is_feasible(*race) for race in _memory_races(past))
+        feasible = feasible or past.takes_parts
+        seen.update(access for step in past.steps for access in step.accesses)
     only_races = all(finding.kind == "race" for finding in runs.findings)
     # What a GPU's fences order, or a barrier its tensor memory, no order of steps can show.
     only_races = only_races and runs.platform == "tpu"
-    if not orders.left and not feasible and only_races:
+    known = all(_is_among(seen, finding) for finding in runs.findings)
+    if not orders.left and not feasible and only_races and known:
         runs.findings = ()
         return runs.exploration("proved")
     if reversal is not None:
@@ -199,6 +202,14 @@ def _shown(runs: _Runs, outcome: _Outcome) -> Exploration:
         facts = {"confirmed": True, "witness": explorer.witness, "story": story_of(explorer)}
         return runs.exploration("wrong", **facts)
     return runs.exploration("wrong")
+
+
+def _is_among(seen: Iterable[MemoryAccess], finding: Finding) -> bool:
+    """Return whether both accesses of a race are among those of steps, so that it may be denied."""
+    if len(finding.accesses) != 2:
+        return False
+    one, other = ([a for a in seen if a.where[1] == access.line] for access in finding.accesses)
+    return any(first.conflicts(second) for first in one for second in other)
 
 
 @dataclass(frozen=True)
@@ -276,6 +287,8 @@ class _Runs:
         try:
             values = begin()
         except PallasError as raised:
+            if self.first is None and isinstance(raised, SimulationError):
+                raise
             error = raised
         except Redundant:
             return None

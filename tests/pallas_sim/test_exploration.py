@@ -24,7 +24,7 @@ from jax.sharding import PartitionSpec as P
 from pallas_sim import Exploration, Witness, explore, order_matters, simulate
 from pallas_sim.copies import signal, wait
 from pallas_sim.cores import run_concurrently
-from pallas_sim.errors import DeadlockError, OptionError
+from pallas_sim.errors import DeadlockError, OptionError, SimulationError
 from pallas_sim.exploration.explorer import ReducedOrder, Redundant
 from pallas_sim.exploration.search import Search
 from pallas_sim.findings import Owner
@@ -200,7 +200,7 @@ def test_the_order_of_a_witness_is_drawn(wrong, tmp_path):
 
 def test_the_order_of_a_witness_is_told(wrong):
     first, *lines = wrong.story
-    assert first == "7 steps in the plain order, then:"
+    assert first == "8 steps in the plain order, then:"
     assert lines[0] == "> device 1 is late"
     assert re.fullmatch(r"  device 0: looks at sem \(test_exploration.py:\d+\)", lines[1])
     assert "> device 1 goes on, after all others" in lines
@@ -282,3 +282,6 @@ def test_a_race_has_a_run_in_which_it_shows(devices, verdict):
 def test_what_cannot_be_explored():
     with pytest.raises(OptionError, match="schedules is 0"):
         explore(lambda: 0, target="v6e", schedules=0)
+    odd = pl.pallas_call(lambda x_ref, o_ref: None, out_shape=jax.ShapeDtypeStruct((3,), "f4"))
+    with pytest.raises(SimulationError, match="power of two"):
+        explore(odd, np.ones(3, np.float32), target="h100")
