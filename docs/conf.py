@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +21,10 @@ if TYPE_CHECKING:
     from sphinx.application import Sphinx
 
 DOCS = Path(__file__).parent
+sys.path.insert(0, str(DOCS))
+
+from llms import llms_text  # noqa: E402
+
 ROOT = DOCS.parent
 
 project = "pytest-pallas"
@@ -137,6 +142,7 @@ nitpick_ignore = [
 
 #: Pages that are written elsewhere, by where they are on the site.
 PAGES = {
+    ROOT / "AGENTS.md": "project/agents",
     ROOT / "ARCHITECTURE.md": "architecture",
     ROOT / "CHANGELOG.md": "project/changelog",
     ROOT / "CONTRIBUTING.md": "project/contributing",
@@ -205,8 +211,15 @@ def on_doctree(app: Sphinx, doctree: nodes.document) -> None:
         text.parent.replace(text, nodes.Text(" \u2013 "))
 
 
+def on_finished(app: Sphinx, error: Exception | None) -> None:
+    """Write the list of pages for language models."""
+    if error is None and app.builder.name == "html":
+        (Path(app.outdir) / "llms.txt").write_text(llms_text(DOCS), encoding="utf-8")
+
+
 def setup(app: Sphinx) -> None:
     """Connect the above."""
+    app.connect("build-finished", on_finished)
     app.connect("autodoc-process-docstring", on_docstring, priority=600)  # after napoleon
     app.connect("doctree-read", on_doctree)
     app.connect("source-read", on_source_read)

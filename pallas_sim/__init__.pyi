@@ -30,6 +30,11 @@ from pallas_sim.products import product_in_passes as product_in_passes
 from pallas_sim.recorders import LoadRecorder as LoadRecorder
 from pallas_sim.recorders import MagnitudeRecorder as MagnitudeRecorder
 from pallas_sim.recorders import uninitialized_load as uninitialized_load
+from pallas_sim.redundancy import SyncGroup as SyncGroup
+from pallas_sim.redundancy import SynchronizationReport as SynchronizationReport
+from pallas_sim.redundancy import SyncThreshold as SyncThreshold
+from pallas_sim.redundancy import synchronization as synchronization
+from pallas_sim.redundancy import thresholds as thresholds
 from pallas_sim.registry import Equation as Equation
 from pallas_sim.registry import rule as rule
 from pallas_sim.rules.contractions import tensor_core_product as tensor_core_product
@@ -41,5 +46,6 @@ from pallas_sim.simulation import prepare as prepare
 from pallas_sim.simulation import replay as replay
 from pallas_sim.simulation import run_eagerly as run_eagerly
 from pallas_sim.simulation import simulate as simulate
+from pallas_sim.sites import SyncSite as SyncSite
 from pallas_sim.timeline import Timeline as Timeline
 from pallas_sim.timeline import timeline_text as timeline_text

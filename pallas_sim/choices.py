@@ -83,8 +83,9 @@ class Choices:
         """Note an operation on something that is no semaphore.
 
         Args:
-          kind: at a barrier of a GPU ``"arrive"`` in a phase, ``"end"`` it or ``"pass"`` it;
-            ``"look"`` at anything else, or ``"change"`` it.
+          kind: at a barrier of a GPU ``"arrive"`` in a phase, as the last one, too, which makes it
+            ``"full"``, ``"end"`` it or ``"pass"`` it; ``"look"`` at anything else, or ``"change"``
+            it.
           name: of the thing, the same in each run.
           value: the phase.
           where: its name in messages, and ``file:line``.

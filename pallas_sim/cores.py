@@ -27,6 +27,7 @@ from pallas_sim.memory import AllocationKey, Ref
 from pallas_sim.order.disorder import report_disorder
 from pallas_sim.recording import Reach, ReachedDevice, Semaphore, Synchronized
 from pallas_sim.scheduler import Task
+from pallas_sim.sites import ENTRY, SyncSite
 from pallas_sim.transforms import Peer
 
 
@@ -313,7 +314,10 @@ def at_entry(thread: Thread, traffic: Traffic) -> None:
         me, site = thread.axes[MEGACORE], ("cores", thread.owner.device, thread.launch)
         meet(thread, site, me, range(cores), None, "the entry of the kernel", kind="core")
     count = math.prod(thread.sizes.values())
+    sites = thread.machine.sites
     if traffic.barrier and count > 1 and all(index == 0 for _, index in thread.core):
+        if sites is not None and sites.enter(SyncSite(line=thread.kernel, what=ENTRY), ""):
+            return
         # A TPU has one semaphore for it, so devices may even be in different kernels.
         me = thread.owner.device
         site = ("entry",) if thread.machine.platform == "tpu" else ("entry", thread.launch)
@@ -609,8 +613,10 @@ def reach(
     memory = device.memory.get(key)
     at = (line, thread.program, thread.kernel, _REMEDIES[machine.platform])
     event = ReachedDevice(thread.number, (where.device, key), ref.name, how, *at)
-    # What a line of a thread has reached it reaches again: only the first time can be too early.
-    if memory is None or (thread.number, line) not in memory.reached:
+    # What a line of a thread has reached it reaches again: only the first time can be too early,
+    # unless that is left out.
+    again = memory is not None and (thread.number, line) in memory.reached
+    if not again or machine.sites is not None:
         machine.recording.events.append(event)
         if memory is not None:
             memory.reached.add((thread.number, line))

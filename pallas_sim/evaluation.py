@@ -34,6 +34,7 @@ from pallas_sim.machine import Thread
 from pallas_sim.memory import from_jax, to_jax
 from pallas_sim.points import Site, operand_site
 from pallas_sim.registry import Equation, Evaluate, find_rule
+from pallas_sim.sites import SyncSite, site_of
 
 #: Primitives that call another program with their own operands.
 CALLS = frozenset(
@@ -350,8 +351,24 @@ def prepare_equation(eqn: Any, around: str = "", *, used: bool = True) -> Step:
         several=eqn.primitive.multiple_results,
         equation=equation,
     )
+    synchronizes = site_of(equation)
+    if synchronizes is not None:
+        step = _synchronizing(step, synchronizes)
     site = operand_site(equation)
     return step if site is None or equation.name in CALLS else _watching(step, site)
+
+
+def _synchronizing(step: Step, site: SyncSite) -> Step:
+    """Return a step that a run may leave out; see ``Machine.sites``."""
+    evaluate = step.evaluate
+
+    def synchronized(thread: Thread, *operands: Any) -> Any:
+        sites = thread.machine.sites
+        if sites is None:
+            return evaluate(thread, *operands)
+        return sites.evaluate(site, evaluate, thread, operands)
+
+    return replace(step, evaluate=synchronized)
 
 
 def _watching(step: Step, site: Site) -> Step:

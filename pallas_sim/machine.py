@@ -29,6 +29,7 @@ from pallas_sim.memory import AllocationKey, Ref, Region
 from pallas_sim.points import Coverage
 from pallas_sim.recording import Copy, Entered, Recording, Semaphore, Side
 from pallas_sim.scheduler import Scheduler
+from pallas_sim.sites import SiteLog
 from pallas_sim.timeline import Kind as SpanKind
 from pallas_sim.timeline import Timeline, TimelineSpan
 from pallas_sim.transforms import Elsewhere
@@ -118,6 +119,7 @@ class Machine:
       timeline: keeps what happened when, or None.
       shared_bytes: gives the bytes of shared memory that a compiler counts for a block of a kernel
         of the Triton route, by its equation, or None if it does not say; None where no compiler is.
+      sites: leaves out operations that synchronise, and notes what others do; or None.
       inspector: is called before and after each equation, or None. A timeline needs one: without,
         equations are counted a program at a time.
     """
@@ -155,6 +157,7 @@ class Machine:
     shown: set[Any] = field(default_factory=set[Any])
     coverage: Coverage = field(default_factory=Coverage)
     timeline: Timeline | None = None
+    sites: SiteLog | None = None
     inspector: StepObserver | None = None
     shared_bytes: Callable[[Any], int | None] | None = None
     _kept: dict[int, tuple[weakref.ref[Any], Any]] = field(default_factory=dict)

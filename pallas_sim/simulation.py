@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -48,6 +48,7 @@ from pallas_sim.order.disorder import report_disorder
 from pallas_sim.platforms import set_platforms
 from pallas_sim.registry import Equation
 from pallas_sim.scheduler import one_thread
+from pallas_sim.sites import SiteLog, SyncSite
 from pallas_sim.timeline import Timeline, check_path, timeline_text
 from pallas_sim.tracing import tracing_for
 
@@ -327,6 +328,7 @@ def simulate(
     trace: str | os.PathLike[str] | None = None,
     watch: str | Sequence[str] = (),
     stop_at: str | Sequence[str] = (),
+    without: Collection[SyncSite] = (),
     **options: Any,
 ) -> Simulation:
     """Run ``fn(*args, **options)`` on a simulated chip.
@@ -361,6 +363,7 @@ def simulate(
       stop_at: lines of kernels, ``"kernel.py:41"``: before each equation of one, the debugger
         (``breakpoint()``) stops in ``inspector.stopped``, where ``refs``, ``values``, ``operands``,
         ``program`` and ``thread`` can be looked at.
+      without: sites of waits, signals and barriers that are left out: see ``synchronization``.
       options: keyword arguments, passed untraced.
 
     Raises:
@@ -384,6 +387,7 @@ def simulate(
             arithmetic=arithmetic,
             read_fences=read_fences,
             named=named,
+            sites=SiteLog(frozenset(without)) if without else None,
         )
     accumulations(machine.target, machine.arithmetic)  # which rejects what is not known
     if witness:

@@ -149,6 +149,7 @@ _PlainFinding = Annotated[Mapping[str, Any], Checked(lambda: Finding)]
 _PlainVerdict = Annotated[Mapping[str, Any], Checked(lambda: MutantVerdict)]
 _PlainInputs = Annotated[Mapping[str, Any], Checked(lambda: PlainInputs | _Empty)]
 _PlainReached = Annotated[Mapping[str, Any], Checked(lambda: PlainReached)]
+_PlainSync = Annotated[Mapping[str, Any], Checked(lambda: _threshold())]
 _PlainPictures = Annotated[Mapping[str, Any], Checked(lambda: _Pictures)]
 PlainCompiled = Annotated[
     Mapping[str, Any], Checked(lambda: _compiler().CompileReport, lambda r: _compiler().to_json(r))
@@ -160,6 +161,13 @@ def _compiler() -> Any:
     from pytest_pallas.compile import service as report
 
     return report
+
+
+def _threshold() -> Any:
+    """Return the class of a group of sites, whose module imports numpy."""
+    from pallas_sim import SyncThreshold
+
+    return SyncThreshold
 
 
 class _Empty(TypedDict):
@@ -357,6 +365,8 @@ class Record:
         arguments, the blocks of a grid, the source code around findings. Empty otherwise.
       hosts: the processes that ran the test together, by number; empty outside of a program of
         several processes.
+      synchronization: which waits, signals and barriers the kernel needs, from how many devices on:
+        a ``pallas_sim.SyncThreshold`` for each group of sites; empty but for that check.
       coverage: what of the kernel ran on simulators, by point, from ``coverage.reached_to_json``.
       unreached: reasons why a part of it need not run, as in ``KernelSpec.unreached``.
     """
@@ -397,6 +407,7 @@ class Record:
     pictures: _PlainPictures = dataclasses.field(default_factory=dict[str, Any])
     mutants: tuple[_PlainVerdict, ...] = ()
     hosts: tuple[Host, ...] = ()
+    synchronization: tuple[_PlainSync, ...] = ()
     coverage: tuple[_PlainReached, ...] = ()
     unreached: Mapping[str, Text] = dataclasses.field(default_factory=dict[str, str])
 

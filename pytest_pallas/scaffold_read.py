@@ -139,10 +139,7 @@ def load(target: str) -> LoadedFunction:
       OptionError: there is no such module or function, it cannot be imported, or it is no function.
     """
     name, attribute = _divided(target)
-    for folder in (*reversed(configured_paths([])[1]), Path.cwd() / "src", Path.cwd()):
-        if folder.is_dir() and str(folder) not in sys.path:
-            sys.path.insert(0, str(folder))
-    module = _imported(name, target)
+    module = import_module(name, target)
     function: Any = module
     for part in attribute.split("."):
         if not hasattr(function, part):
@@ -196,10 +193,9 @@ def site_paths() -> list[str]:
 def _divided(target: str) -> tuple[str, str]:
     """Divide a target into module and function."""
     name, colon, attribute = target.partition(":")
-    if not colon:
+    if not colon and not name.endswith(".py"):
         name, _, attribute = target.rpartition(".")
-    if name.endswith(".py"):  # a path, as pytest takes them
-        name = ".".join(Path(name).with_suffix("").parts).removeprefix("src.")
+    name = _module_name(name)
     parts = (*name.split("."), *attribute.split("."))
     if not name or not attribute or not all(part.isidentifier() for part in parts):
         raise OptionError(
@@ -209,7 +205,38 @@ def _divided(target: str) -> tuple[str, str]:
     return name, attribute
 
 
-def _imported(name: str, target: str) -> types.ModuleType:
+def _in_search_path(path: Path) -> Path:
+    """Return a path relative to a folder of ``sys.path``, which is extended for one elsewhere."""
+    if not path.is_absolute() and ".." not in path.parts:
+        return path
+    path = path.resolve()
+    if not path.is_file():
+        raise OptionError(f"there is no file {path}")
+    root = next(folder for folder in path.parents if not (folder / "__init__.py").exists())
+    sys.path.insert(0, str(root))
+    return path.relative_to(root)
+
+
+def _module_name(name: str) -> str:
+    """Return the name of a module that may be given by its path, as pytest takes it."""
+    if not name.endswith(".py"):
+        return name
+    return ".".join(_in_search_path(Path(name)).with_suffix("").parts).removeprefix("src.")
+
+
+def import_module(name: str, target: str) -> types.ModuleType:
+    """Import a module by its name or path.
+
+    The current folder, its ``src``, and the folders of pytest's ini value ``pythonpath`` are
+    searched, too.
+
+    Raises:
+      OptionError: there is no such module, or it cannot be imported.
+    """
+    name = _module_name(name)
+    for folder in (*reversed(configured_paths([])[1]), Path.cwd() / "src", Path.cwd()):
+        if folder.is_dir() and str(folder) not in sys.path:
+            sys.path.insert(0, str(folder))
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:

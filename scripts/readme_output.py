@@ -27,6 +27,7 @@ COMPILING = ROOT / "docs/compiling.md"
 SANITIZERS = ROOT / "docs/sanitizers.md"
 MUTATION = ROOT / "docs/mutation.md"
 RECIPES = ROOT / "docs/recipes.md"
+BARRIERS = ROOT / "docs/barriers.md"
 PYTEST = [sys.executable, "-m", "pytest"]
 
 
@@ -161,6 +162,14 @@ def sanitized(name: str) -> str:
     return found[0].strip()
 
 
+def experts() -> str:
+    """What the kernel of the page needs."""
+    words = ("barriers", "examples/experts/fused_experts.py", "--mesh", "x=8", "--examples", "1")
+    command = [sys.executable, "-m", "pytest_pallas", *words]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    return f"$ pytest-pallas {' '.join(words)}\n{done.stdout.strip()}"
+
+
 def recipes() -> dict[str, tuple[str, str]]:
     """The modules of the page of recipes by name: as they stand there, and with the mistake."""
     sections = RECIPES.read_text().split("\n## ")[1:]
@@ -247,6 +256,7 @@ BLOCKS: Mapping[Path, Mapping[str, Callable[[], str]]] = {
         for name in ("races", "dma", "deadlock", "schedule", "memory", "donation")
     },
     MUTATION: {"survivors": survivors},
+    BARRIERS: {"experts": experts},
     RECIPES: {
         name: functools.partial(mistaken, name, "grid" if name == "accumulate" else "forward")
         for name in recipes()

@@ -135,6 +135,12 @@ def _call(traceback: Any) -> UserCall | None:
     return None
 
 
+def waits_for_source(eqn: Any) -> bool:
+    """Return whether the wait for a copy only waits until the source is read (``wait_send``)."""
+    call = call_of_user(eqn)
+    return call is not None and not {"wait_read", "wait_send"}.isdisjoint(call.functions)
+
+
 def move_of_block(eqn: Any) -> Literal["fetch", "write back"] | None:
     """Return what a copy does for a pipeline that JAX wrote; None for a copy of the user."""
     traceback = getattr(getattr(eqn, "source_info", None), "traceback", None)

@@ -37,6 +37,7 @@ _DEPENDENT: Mapping[str, frozenset[str]] = {
     "arrive": frozenset({"arrive", "look"}),
     "pass": frozenset({"end"}),
     "end": frozenset({"pass"}),
+    "full": frozenset(),
 }
 
 #: Why more than one order has to be run: several threads wait on a semaphore (``"waiters"``),
@@ -202,10 +203,12 @@ def _depend(kind: str, value: int, another: str, other_value: int) -> bool:
 def may_change(step: ExploredStep, last: ExploredStep) -> bool:
     """Return whether a step would do something else after another one that it commutes with.
 
-    So it is with an arrival in a phase that has ended by now, or that it would end by now.
+    So it is with an arrival in a phase that has ended by now, or that it would end by now, or that
+    has no place left.
     """
     barriers = {what for kind, what in step.operations if kind == "arrive"}
-    return any(kind in ("end", "pass") and what in barriers for kind, what in last.operations)
+    ends = ("end", "full", "pass")
+    return any(kind in ends and what in barriers for kind, what in last.operations)
 
 
 def reasons_of(one: ExploredStep, other: ExploredStep) -> Iterator[Reason]:
@@ -361,7 +364,7 @@ class Past:
         for position, step in enumerate(self.steps):
             of_step: set[int] = set()
             for (kind, what), amount in step.operations.items():
-                if kind == "pass":
+                if kind == "pass" and ("look", what) not in step.operations:  # it had to wait
                     of_step |= {at for at, phase in adds.get(what, ()) if phase <= amount}
                 if kind not in ("take", "peek"):
                     continue

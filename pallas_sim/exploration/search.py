@@ -350,6 +350,10 @@ def _walk(runs: _Runs, orders: Search, *, memory: bool) -> Iterator[_Outcome]:
 
         outcome = runs.make(choices, monitored=not memory)
         runs.count += 1
+        if outcome is None and explorers[0].machine.findings:
+            witness = explorers[0].witness  # what it has shown so far need not be shown again
+            outcome = runs.make(lambda machine: ReplayedOrder(machine=machine, schedule=witness))  # noqa: B023
+            runs.count += 1
         orders.learn(explorers[0])
         runs.learn(explorers[0])
         if outcome is not None:

@@ -14,7 +14,7 @@ from typing import Any
 from pallas_sim.accesses import record_access
 from pallas_sim.errors import SimulationError
 from pallas_sim.findings import Wait
-from pallas_sim.gpu.engines import advance, go_on, know, moves_by_choice
+from pallas_sim.gpu.engines import advance, count_arrivals, go_on, know, moves_by_choice
 from pallas_sim.gpu.threads import Barrier, GpuThread
 from pallas_sim.recording import Acquired, Released
 
@@ -57,16 +57,7 @@ def _arrive(thread: GpuThread, barrier: Barrier, line: str, expects: int = 0) ->
     together = not expects
     thread.recording.events.append(Released(thread.number, barrier.phases[-1].token, together))
     barrier.expected += expects
-    barrier.pending -= 1
-    if barrier.pending < 0:
-        message = (
-            f"more arrivals at {barrier.name} than the {barrier.arrivals} of its phase: "
-            f"{barrier.expected} bytes are missing before it is complete"
-        )
-        finding = thread.report("phase", message, line, ref=barrier.name, seed=machine.seed)
-        machine.shown.add(finding.key)
-        barrier.pending = 0  # so that the run goes on as if it had not arrived
-    barrier.end_phase_if_complete(machine, line)
+    count_arrivals(thread, barrier, 1, line)
     go_on(thread)
     if not machine.choices.explores:
         machine.scheduler.pause()
@@ -96,6 +87,11 @@ def wait(thread: GpuThread, barrier: Barrier, line: str) -> None:
       DeadlockError: it never completes.
     """
     go_on(thread)
+    thread.machine.scheduler.stop()
+    _pass(thread, barrier, line)
+
+
+def _pass(thread: GpuThread, barrier: Barrier, line: str) -> None:
     # Warps count their waits one by one: a WarpMesh may have let one of them wait alone.
     warps = [(thread.warpgroup, warp) for warp in thread.lanes]
     for turn in sorted({barrier.waits.get(warp, 0) for warp in warps}):
@@ -113,7 +109,7 @@ def test(thread: GpuThread, barrier: Barrier, line: str) -> bool:
             # A loop of tests must end, so each test runs a step of an operation that arrives there.
             advance(thread.kernel_launch, barrier.coming[0])
         return False
-    wait(thread, barrier, line)
+    _pass(thread, barrier, line)
     return True
 
 
@@ -137,7 +133,6 @@ def _wait_for_phase(thread: GpuThread, barrier: Barrier, turn: int, line: str) -
         )
 
     with thread.span("wait", barrier.name):
-        machine.scheduler.stop()
         while not _is_passed(barrier, turn):
             if barrier.completed > turn:
                 _report_overrun(thread, barrier, turn, line)

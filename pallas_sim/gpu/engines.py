@@ -184,8 +184,29 @@ def complete(
     phase.operations.append(operation)
     thread.recording.events.append(Completed(operation.record, phase.token))
     barrier.expected -= nbytes
+    count_arrivals(thread, barrier, arrivals, operation.record.line)
+
+
+def count_arrivals(thread: GpuThread, barrier: Barrier, arrivals: int, line: str) -> None:
+    """Count arrivals at a barrier, and report more of them than its phase has.
+
+    Args:
+      thread: that arrives, or a thread of the block whose engine does.
+      barrier: where.
+      arrivals: how many; 0 if bytes have come.
+      line: ``file:line``.
+    """
+    machine = thread.machine
     barrier.pending -= arrivals
-    barrier.end_phase_if_complete(thread.machine, operation.record.line)
+    if barrier.pending < 0:
+        message = (
+            f"more arrivals at {barrier.name} than the {barrier.arrivals} of its phase: "
+            f"{barrier.expected} bytes are missing before it is complete"
+        )
+        finding = thread.report("phase", message, line, ref=barrier.name, seed=machine.seed)
+        machine.shown.add(finding.key)
+        barrier.pending = 0  # so that the run goes on as if it had not arrived
+    barrier.end_phase_if_complete(machine, line)
 
 
 def run_steps(operation: EngineOperation, *, sources_only: bool = False) -> None:
@@ -212,6 +233,7 @@ def _wait_for_steps(thread: GpuThread, operation: EngineOperation, left: int) ->
         run_steps(operation, sources_only=left > 0)
         return
     scheduler = thread.machine.scheduler
+    scheduler.stop()  # what comes before does not come after the operation
     while len(operation.steps) > left:
         task = scheduler.current
         assert task is not None
@@ -245,7 +267,7 @@ def end_block(block: ThreadBlock, thread: GpuThread) -> None:
     """Run the operations of a block to their end, and report those that no thread waited for."""
     device = block.cluster.launch.thread.number
     for operation in list(block.open.values()):
-        run_steps(operation)
+        _wait_for_steps(thread, operation, 0)
         record = operation.record
         # The end of a kernel proves to the device that all of its operations are done.
         thread.recording.events.append(Finished(device, record))

@@ -277,6 +277,8 @@ class Barrier:
         """Begin the next phase once all have arrived and all announced bytes are there."""
         at = (self.place, self.completed, (self.name, line))
         machine.choices.operate("arrive", *at)
+        if not self.pending:
+            machine.choices.operate("full", *at)
         if self.pending or self.expected:
             return
         machine.choices.operate("end", *at)

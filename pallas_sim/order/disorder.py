@@ -42,7 +42,10 @@ def report_disorder(machine: Machine, recording: Recording) -> None:
         return
     with collecting_later():  # the proof makes as many objects as the run has events
         kept = {id(array): kept for array, kept in machine.dropped()}
-        last = happens_before(events, _renumber(events, list(machine.owners)), kept)
+        owners = _renumber(events, list(machine.owners))
+        if machine.sites is not None:
+            machine.sites.proved.append((events, owners, kept))
+        last = happens_before(events, owners, kept)
         findings = _findings(last, machine.seed)
     several = (isinstance(shared, Semaphore) and len(by) > 1 for shared, by in last.users.items())
     if last.ambiguous or any(several):
@@ -61,11 +64,12 @@ def disorder(
 
     Args:
       events: of a run.
-      owners: of its threads, by number.
+      owners: of its threads, by number. Clocks are quadratic in the number of threads, so they are
+        those that the events have.
       seed: of the run.
       kept: which elements of an output that its kernel only writes reach something, by allocation.
     """
-    return _findings(happens_before(events, _renumber(events, owners), kept), seed)
+    return _findings(happens_before(events, owners, kept), seed)
 
 
 def _findings(last: OrderPass, seed: int) -> list[Finding]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import Any
@@ -42,9 +43,16 @@ def analyze(function: Callable[..., Any], *args: Any, **options: Any) -> Analysi
       NoPallasCallError: the function has no Pallas kernel for these arguments.
       KernelError: the function raised while JAX traced it.
     """
-    target = TARGETS[DEFAULT_TARGETS["tpu"]]
+    return analyze_for(TARGETS[DEFAULT_TARGETS["tpu"]], function, *args, **options)
+
+
+def analyze_for(
+    target: Target, function: Callable[..., Any], /, *args: Any, **options: Any
+) -> Analysis:
+    """Analyze a function as ``analyze`` does, traced as on ``target``."""
     call = Call(function=function, args=args, options=options)
-    analysis = analyzed(call, platform="tpu", target=target, context=lambda: on_chip(target))
+    context = functools.partial(on_chip, target)
+    analysis = analyzed(call, platform=target.platform, target=target, context=context)
     if not analysis.calls and not analysis.others:
         name = getattr(function, "__name__", repr(function))
         raise NoPallasCallError(

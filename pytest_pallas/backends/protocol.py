@@ -7,11 +7,13 @@ memory and the ``Schedule`` of concurrent steps. A ``Probe`` asks for more resul
 
 from __future__ import annotations
 
+import functools
+import inspect
 import warnings
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from types import MappingProxyType
+from types import CodeType, MappingProxyType
 from typing import Any, Literal, Protocol, runtime_checkable
 
 from pallas_sim.chips import DEFAULT_TARGETS, TARGETS, Target
@@ -345,3 +347,14 @@ def chip_of(backend: Backend) -> Target:
 def label(backend: Backend) -> str:
     """Return the backend as written on the command line: ``name`` or ``name:target``."""
     return backend.name if backend.target is None else f"{backend.name}:{backend.target.name}"
+
+
+def code_of(function: Any) -> CodeType | None:
+    """Find the code of a function, also of a jitted function or a partial; None without one."""
+    while True:
+        if isinstance(function, functools.partial):
+            function = function.func
+        elif hasattr(function, "__wrapped__"):
+            function = inspect.unwrap(function)
+        else:
+            return getattr(function, "__code__", None)

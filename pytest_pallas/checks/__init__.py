@@ -60,6 +60,7 @@ SANITIZER_MODULES: tuple[str, ...] = (
     "memory",
     "donation",
     "device",
+    "synchronization",
 )
 
 #: The names of the sanitizers.

@@ -157,6 +157,7 @@ class CheckResult:
       answer: the outputs to keep as a golden; None to keep nothing.
       goldens: counts of recorded, compared and other goldens.
       used_goldens: names of the goldens that the outputs were compared with.
+      side: the call and the run of another implementation whose output is the worst, for messages.
     """
 
     comparisons: Sequence[Comparison]
@@ -169,6 +170,7 @@ class CheckResult:
     answer: ComparedOutputs | None = None
     goldens: Mapping[str, int] = field(default_factory=dict[str, int])
     used_goldens: tuple[str, ...] = ()
+    side: tuple[CheckContext, Outcome] | None = None
 
     @property
     def failed(self) -> Comparison | None:

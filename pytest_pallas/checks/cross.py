@@ -140,7 +140,9 @@ def cross(context: CheckContext) -> CheckResult:
         }
         if departs:
             subject = _state(departs, list(sides), exactly(context))
-            return CheckResult(comparisons=judgements, subject=subject)
+            worst = max(departs, key=lambda name: departs[name].error)
+            side = None if worst == here else (there, theirs)
+            return CheckResult(comparisons=judgements, subject=subject, side=side)
         expected = coarser(expect(context), expect(there))
         between = apart(context, here, other.name, sides[here], sides[other.name], expected)
         if worst_failed(between):

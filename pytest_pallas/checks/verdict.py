@@ -17,7 +17,7 @@ import numpy as np
 from pallas_sim.errors import Explanation, Fact, PallasError, explanation_of
 from pytest_pallas.backends.execution import describe_call
 from pytest_pallas.backends.processes import gang
-from pytest_pallas.backends.protocol import Backend, Call, Fill, Outcome, label
+from pytest_pallas.backends.protocol import Backend, Call, Fill, Outcome, code_of, label
 from pytest_pallas.checks.check import Check
 from pytest_pallas.checks.context import (
     CheckContext,
@@ -361,8 +361,11 @@ def _mismatch(failure: Failure, failed: Comparison, context: CheckContext) -> Mi
         return MismatchError(failure.headline)
     explanation = failed.explanation or Explanation("wrong")
     facts: list[Fact] = []
-    if result.outcome is not None and failed.worst_index is not None and not result.subject:
-        facts += _writer_facts(failed, failed.worst_index, result.outcome, context)
+    side, outcome = result.side or (context, None if result.subject else result.outcome)
+    if outcome is not None and failed.worst_index is not None:
+        facts += _writer_facts(failed, failed.worst_index, outcome, side)
+    if side.kernel is not context.kernel and (code := code_of(side.kernel)):
+        facts.append(Fact("source", f"{code.co_filename}:{code.co_firstlineno}"))
     others = [c for c in result.comparisons if not c.passed and c is not failed]
     if others:
         facts.append(Fact("also wrong", ", ".join(other.where or "output" for other in others)))

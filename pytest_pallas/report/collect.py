@@ -12,7 +12,7 @@ import pytest
 from pallas_sim.chips import Label
 from pallas_sim.errors import PallasError
 from pytest_pallas.backends.processes import gang, process_arguments
-from pytest_pallas.backends.protocol import label
+from pytest_pallas.backends.protocol import code_of, label
 from pytest_pallas.errors import DIED, DeviceLostError, PeerError, facts_of
 from pytest_pallas.pytest_session import (
     PART_OUTCOME,
@@ -28,7 +28,6 @@ from pytest_pallas.pytest_session import (
 from pytest_pallas.record import Host, Record, error_fields, from_json, to_json
 from pytest_pallas.report.pictures import pictures_of
 from pytest_pallas.run.commands import command_of
-from pytest_pallas.run.result import code_of
 
 if TYPE_CHECKING:
     from pytest_pallas.replay.saved import Saved

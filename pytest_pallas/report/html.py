@@ -97,6 +97,14 @@ def template(name: str) -> Any:
     return _environment().get_template(name)
 
 
+def style() -> dict[str, Any]:
+    """Return the style of a page and its hash, by the names that templates have for them."""
+    from markupsafe import Markup
+
+    text = _text_of("page.css")
+    return {"style": Markup(text), "style_hash": _hash(text)}
+
+
 def _text_of(name: str) -> str:
     """Read a style or script of this folder."""
     return _TEMPLATES.joinpath(name).read_text("utf-8")
@@ -139,11 +147,10 @@ def page(
     bad = sum(count[outcome] for outcome in BAD)
     backends = backends_of(rest, families)
     rows = kernels(rest, backends)
-    style, script = (_text_of(name) for name in ("page.css", "page.js"))
+    script = _text_of("page.js")
     return template("page.html.j2").generate(
-        style=Markup(style),
+        **style(),
         script=Markup(script),
-        style_hash=_hash(style),
         script_hash=_hash(script),
         verdict=_verdict(rows, bad, tried),
         mood=_mood(rows, bad, tried),
@@ -783,8 +790,7 @@ def html_of(shown: Any) -> str | None:
         card, text = _analysis(shown)
     else:
         raise TypeError(f"{type(shown).__name__} has no picture")
-    style = Markup(_style())
-    return template("inline.html.j2").render(style=style, failure=card, text=text)
+    return template("inline.html.j2").render(style=Markup(_style()), failure=card, text=text)
 
 
 def _style() -> str:

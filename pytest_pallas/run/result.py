@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import functools
-import inspect
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from types import CodeType
 from typing import TYPE_CHECKING, Any
 
 from pallas_sim.coverage import Point, Reached, merged
 from pallas_sim.findings import Text
-from pytest_pallas.backends.protocol import Backend, label
+from pytest_pallas.backends.protocol import Backend, code_of, label
 from pytest_pallas.coverage import reached_to_json
 from pytest_pallas.decoding import Count, Seconds
 from pytest_pallas.record import Note, PlainCompiled, Record, note_of
@@ -248,6 +245,12 @@ class Result(ExampleResults):
             from pytest_pallas.checks.inputs import signatures, to_json
 
             drawn = {"inputs": to_json(self.inputs), "signatures": signatures(self.inputs)}
+        notes = list(self.notes)
+        if self.check == "synchronization" and self.evidence:
+            from pytest_pallas.checks.synchronization import facts_of_record
+
+            drawn |= facts_of_record(self.evidence)
+            notes += drawn.pop("notes")
         return Record(
             test=test,
             kernel=self.kernel,
@@ -265,7 +268,7 @@ class Result(ExampleResults):
             multiple=self.multiple,
             kernel_seconds=round(self.kernel_seconds, 4),
             seconds=round(seconds, 4),
-            notes=tuple(self.notes),
+            notes=tuple(notes),
             unverified=tuple(self.unverified),
             compiled=tuple(self.compiled),
             goldens=dict(self.goldens),
@@ -276,17 +279,6 @@ class Result(ExampleResults):
             **drawn,
             **rest,
         )
-
-
-def code_of(function: Any) -> CodeType | None:
-    """Find the code of a function, also of a jitted function or a partial; None without one."""
-    while True:
-        if isinstance(function, functools.partial):
-            function = function.func
-        elif hasattr(function, "__wrapped__"):
-            function = inspect.unwrap(function)
-        else:
-            return getattr(function, "__code__", None)
 
 
 def _is_worse(later: Result, earlier: Result) -> bool:

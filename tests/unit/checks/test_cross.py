@@ -61,6 +61,8 @@ def test_which_of_two_departs(context_of, doubled):
         finding = cross(context_of(kernel, others=(other,)))
         assert finding.failed is not None
         assert re.search(words.replace("{}", r"[\d.e+]+"), finding.subject)
+        side = None if finding.side is None else finding.side[0].kernel
+        assert side is (bad.function if kernel is doubled else None)
 
 
 def test_two_that_are_near_the_oracle_and_not_near_each_other(context_of, doubled):

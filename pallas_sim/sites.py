@@ -1,0 +1,129 @@
+"""Sites of synchronisation: the operations of a kernel by which threads and copies wait.
+
+A site is an operation where it stands in the source, with the callers of the function that it is
+in: a barrier of a helper has a site wherever it is called. ``SiteLog`` leaves out the operations of
+some sites, and notes what the others did. ``redundancy`` asks with it which ones are needed.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from pallas_sim.compat.source import places_in_kernel, waits_for_source
+from pallas_sim.dtypes import Array
+from pallas_sim.findings import Owner, short
+from pallas_sim.recording import Event, ReachedDevice, Signalled, Waited
+from pallas_sim.registry import Equation
+
+#: What each operation is, by the name of its primitive.
+SYNCHRONIZING: Mapping[str, str] = {
+    "semaphore_signal": "signal",
+    "semaphore_signal_parallel": "signal",
+    "semaphore_signal_multicast": "signal",
+    "semaphore_wait": "wait",
+    "dma_wait": "copy wait",
+    "barrier": "subcore barrier",
+    "barrier_arrive": "arrival",
+    "barrier_wait": "barrier wait",
+    "barrier_arrive_and_wait": "barrier",
+    "tcgen05_commit_arrive": "commit",
+    "commit_group": "commit",
+    "commit_smem": "fence",
+    "commit_tmem": "store wait",
+    "wait_load_tmem": "load wait",
+    "wait_smem_to_gmem": "copy wait",
+    "wait_gmem_to_smem": "copy wait",
+    "wgmma_wait": "product wait",
+    "griddepcontrol_wait": "kernel wait",
+}
+
+#: What it is if the compiler adds it: all devices wait for each other at the entry of a kernel.
+ENTRY = "entry barrier"
+
+#: Events that a thread adds to the record where it signals or waits on a semaphore.
+_ON_SEMAPHORES = (Signalled, Waited, ReachedDevice)
+
+
+@dataclass(frozen=True, kw_only=True, order=True)
+class SyncSite:
+    """Where a kernel synchronises.
+
+    Attributes:
+      line: ``file:line``; of what the compiler adds, the name of the kernel.
+      column: in the line, from 0.
+      what: it is: a value of ``SYNCHRONIZING``, ``"send wait"`` (for the source of a copy), or
+        ``"entry barrier"``.
+      callers: ``file:line`` of the calls inside the kernel that lead there, the innermost first.
+    """
+
+    line: str
+    column: int = 0
+    what: str
+    callers: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        """``wait at kernel.py:41, called at kernel.py:80``."""
+        at = "of" if self.what == ENTRY else "at"
+        called = f", called at {short(self.callers[0])}" if self.callers else ""
+        return f"{self.what} {at} {short(self.line)}{called}"
+
+
+def site_of(equation: Equation) -> SyncSite | None:
+    """Return the site of an equation; None if it is none, or JAX made it for a loop of its own."""
+    what = SYNCHRONIZING.get(equation.name)
+    if what is None or equation.origin is None or equation.of_jax:
+        return None
+    if equation.name == "dma_wait" and waits_for_source(equation.origin):
+        what = "send wait"
+    *outer, inner = places_in_kernel(equation.origin) or (None,)
+    callers = tuple(str(spot.at) for spot in reversed(outer) if spot is not None)
+    column = 0 if inner is None else inner.column
+    return SyncSite(line=equation.line, column=column, what=what, callers=callers)
+
+
+@dataclass(eq=False)
+class SiteLog:
+    """What the sites of a run did; it leaves out the operations of some.
+
+    Attributes:
+      without: the sites that are left out.
+      count: how often each of the others was there.
+      names: of the semaphores or barriers that each was on.
+      of_event: the site of each event on a semaphore.
+      proved: the events of the run that were proved together, with the owners of their threads by
+        number, and which elements of outputs reach something.
+    """
+
+    without: frozenset[SyncSite] = frozenset()
+    count: Counter[SyncSite] = field(default_factory=Counter[SyncSite])
+    names: dict[SyncSite, dict[str, None]] = field(default_factory=dict[SyncSite, dict[str, None]])
+    of_event: dict[Event, SyncSite] = field(default_factory=dict[Event, SyncSite])
+    proved: list[tuple[Sequence[Event], Sequence[Owner], Mapping[int, Array]]] = field(
+        default_factory=list[Any]
+    )
+
+    def enter(self, site: SyncSite, name: str) -> bool:
+        """Note that a thread is at a site; return whether the site is left out."""
+        if site in self.without:
+            return True
+        self.count[site] += 1
+        self.names.setdefault(site, {})[name] = None
+        return False
+
+    def evaluate(
+        self, site: SyncSite, act: Callable[..., Any], thread: Any, operands: Sequence[Any]
+    ) -> Any:
+        """Evaluate an operation unless its site is left out, and note its events."""
+        if self.enter(site, getattr(operands[0], "name", "") if operands else ""):
+            return ()
+        events = thread.recording.events
+        before = len(events)
+        result = act(thread, *operands)
+        for event in events[before:]:
+            # Others may have gone on meanwhile.
+            if isinstance(event, _ON_SEMAPHORES) and event.thread == thread.number:
+                self.of_event[event] = site
+        return result
