@@ -282,6 +282,7 @@ def test_a_race_has_a_run_in_which_it_shows(devices, verdict):
 def test_what_cannot_be_explored():
     with pytest.raises(OptionError, match="schedules is 0"):
         explore(lambda: 0, target="v6e", schedules=0)
-    odd = pl.pallas_call(lambda x_ref, o_ref: None, out_shape=jax.ShapeDtypeStruct((3,), "f4"))
+    out_shape = jax.ShapeDtypeStruct((3,), jnp.float32)
+    odd = pl.pallas_call(lambda x_ref, o_ref: o_ref.set(x_ref[...]), out_shape=out_shape)
     with pytest.raises(SimulationError, match="power of two"):
         explore(odd, np.ones(3, np.float32), target="h100")
