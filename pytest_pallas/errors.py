@@ -26,6 +26,7 @@ class ErrorFacts:
       others: failures of the same check that look different.
       distinct: of one of these others, whether its cause is certainly another one.
       schedule: that of the failing run, unless the default.
+      unconfirmed: whether it is a finding of the proof of order that no run showed.
       analysis: of the kernel's grids, for wrong grids.
       script: the script that reproduces it, once it is written.
       arguments: the call that failed, for messages, if not the drawn one.
@@ -39,6 +40,7 @@ class ErrorFacts:
     others: tuple[PallasError, ...] = ()
     distinct: bool = False
     schedule: Any = None
+    unconfirmed: bool = False
     analysis: Any = None
     script: Any = None
     arguments: Any = None
@@ -47,6 +49,11 @@ class ErrorFacts:
 def facts_of(error: BaseException) -> ErrorFacts:
     """Return what is known of an error, to read and to change; ``with_message`` keeps it."""
     return vars(error).setdefault("_facts", ErrorFacts())
+
+
+def witness_of(error: BaseException) -> str:
+    """Return the order of threads and copies in which an error shows; "" if it is no such one."""
+    return facts_of(error).schedule.witness if facts_of(error).schedule is not None else ""
 
 
 class SpecError(PallasError):

@@ -368,7 +368,7 @@ def run_example(
     finally:
         run.costs.append(_cost_of(context))
         if counts:
-            result.cover(context.coverage)
+            result.cover(context.coverage, context.orders)
     kernels = check_result.outcome.kernels if check_result.outcome else ()
     text = on_two_devices(kernels) if counts and run.check.base else None
     if text is not None and not _has_more_devices(run):

@@ -12,7 +12,7 @@ from pallas_sim.findings import Text
 from pytest_pallas.backends.protocol import Backend, code_of, label
 from pytest_pallas.coverage import reached_to_json
 from pytest_pallas.decoding import Count, Seconds
-from pytest_pallas.record import Note, PlainCompiled, Record, note_of
+from pytest_pallas.record import Note, Orders, PlainCompiled, Record, note_of, orders_of
 
 if TYPE_CHECKING:
     from pytest_pallas.checks.context import CheckResult
@@ -56,6 +56,7 @@ class ExampleResults:
       failed: whether an example failed.
       points: the errors of examples, for a picture.
       coverage: what of the kernel ran on a simulator, also in runs that failed or do not count.
+      orders: in how many orders, likewise; None if the check asks for one only.
     """
 
     examples: Count = 0
@@ -73,6 +74,7 @@ class ExampleResults:
     used_goldens: dict[str, None] = field(default_factory=dict[str, None])
     points: list[ExamplePoint] = field(default_factory=list[ExamplePoint])
     coverage: tuple[Reached, ...] = ()
+    orders: Orders | None = None
 
 
 @dataclass(kw_only=True)
@@ -176,9 +178,10 @@ class Result(ExampleResults):
                 self.baseline = comparison.baseline_error
                 self.multiple = comparison.multiple
 
-    def cover(self, runs: Iterable[tuple[Reached, ...]]) -> None:
-        """Add what of the kernel ran in some runs."""
+    def cover(self, runs: Iterable[tuple[Reached, ...]], orders: Iterable[Orders] = ()) -> None:
+        """Add what of the kernel ran in some runs, and in how many orders."""
         self.coverage = merged((self.coverage, *runs))
+        self.orders = orders_of((self.orders, *orders))
 
     def explain(self, reasons: Mapping[tuple[Point, str], str]) -> None:
         """Say why no example went some ways.
@@ -215,7 +218,7 @@ class Result(ExampleResults):
         self.withdrawn = later.withdrawn or self.withdrawn
         self.goldens.update(later.goldens)
         self.used_goldens.update(later.used_goldens)
-        self.cover((later.coverage,))
+        self.cover((later.coverage,), () if later.orders is None else (later.orders,))
         for point in later.points:
             self._add_point(point)
         if later.failed or _is_worse(later, self):
@@ -276,6 +279,7 @@ class Result(ExampleResults):
             mutants=tuple(self.mutants),
             coverage=tuple(map(reached_to_json, self.coverage)),
             unreached=self.unreached if self.coverage else {},
+            orders=self.orders,
             **drawn,
             **rest,
         )

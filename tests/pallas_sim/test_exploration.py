@@ -279,6 +279,32 @@ def test_a_race_has_a_run_in_which_it_shows(devices, verdict):
     assert result.differs == (verdict == "wrong")
 
 
+def copied_twice(x):
+    """Two copies of one core write to the same place, in no order."""
+
+    def body(x_ref, o_ref, sems):
+        copies = [pltpu.make_async_copy(x_ref, o_ref, sems.at[i]) for i in range(2)]
+        for copy in copies:
+            copy.start()
+        for copy in copies:
+            copy.wait()
+
+    return pl.pallas_call(
+        body,
+        out_shape=jax.ShapeDtypeStruct(x.shape, x.dtype),
+        out_specs=pl.BlockSpec(memory_space=pl.ANY),
+        scratch_shapes=[pltpu.SemaphoreType.DMA((2,))],
+    )(x)
+
+
+def test_copies_of_one_core_move_by_choice():
+    result = explore(copied_twice, jnp.ones((8, 128)), target="v6e")
+    assert result.verdict == "wrong"
+    assert result.confirmed
+    assert result.witness is not None
+    assert simulate(copied_twice, jnp.ones((8, 128)), witness=result.witness).findings
+
+
 def test_what_cannot_be_explored():
     with pytest.raises(OptionError, match="schedules is 0"):
         explore(lambda: 0, target="v6e", schedules=0)
