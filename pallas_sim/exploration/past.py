@@ -335,18 +335,26 @@ class Past:
         )
 
     def is_feasible(self, earlier: int, later: int) -> bool:
-        """Return whether the later step can come first: all waits before it have enough.
+        """Return whether the later step may access memory ahead of the earlier one.
 
-        The semaphores are counted along the steps that come before both, or go on without the
-        earlier one.
+        All waits before it must have enough. The semaphores are counted along the steps that come
+        before both, or go on without the earlier one. That has taken what it needs to begin: two
+        steps that take the same from a semaphore, as a lock, never access memory at once.
         """
         counts: Counter[Hashable] = Counter()
-        for position in (*range(earlier), *self.without(earlier, later)):
-            for (kind, what), amount in self.steps[position].operations.items():
-                if kind in ("take", "peek") and counts[what] < amount:
-                    return False
-                counts[what] += {"add": amount, "subtract": amount, "take": -amount}.get(kind, 0)
-        return True
+        for position in range(earlier):
+            self._count(counts, position)
+        for (kind, what), amount in self.steps[earlier].operations.items():
+            counts[what] -= amount if kind == "take" else 0
+        return all(self._count(counts, position) for position in self.without(earlier, later))
+
+    def _count(self, counts: Counter[Hashable], position: int) -> bool:
+        """Count what a step adds to semaphores and takes; return whether its waits have enough."""
+        enough = True
+        for (kind, what), amount in self.steps[position].operations.items():
+            enough = enough and not (kind in ("take", "peek") and counts[what] < amount)
+            counts[what] += {"add": amount, "subtract": amount, "take": -amount}.get(kind, 0)
+        return enough
 
     def _needed(self, *, first: bool) -> list[set[int]]:
         """Return the additions that the waits of each step need.

@@ -21,7 +21,7 @@ race is reversed directly, by one run; only if none of these shows it, all order
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any, Literal
@@ -180,6 +180,7 @@ def _shown(runs: _Runs, outcome: _Outcome) -> Exploration:
     if reversal is not None and reversal.fault:
         return _witnessed(runs, reversal.outcome, reversal.fault)
     orders, feasible, seen = Search(), False, set[MemoryAccess]()
+    denied: set[tuple[str, ...]] = set()  # lines of accesses that only waits keep in order
     runs.classes = 0
     for outcome in _walk(runs, orders, memory=True):
         runs.classes += 1
@@ -187,13 +188,17 @@ def _shown(runs: _Runs, outcome: _Outcome) -> Exploration:
         if fault:
             return _witnessed(runs, outcome, fault)
         past = outcome.explorer.past
-        feasible = feasible or any(past.is_feasible(*race) for race in _memory_races(past))
+        races = list(_memory_races(past))
+        feasible = feasible or any(past.is_feasible(*race) for race in races)
+        for one, other in races:
+            denied.update(reason.lines for reason in reasons_of(past.steps[one], past.steps[other]))
         feasible = feasible or past.takes_parts
         seen.update(access for step in past.steps for access in step.accesses)
     only_races = all(finding.kind == "race" for finding in runs.findings)
-    # What a GPU's fences order, or a barrier its tensor memory, no order of steps can show.
-    only_races = only_races and runs.platform == "tpu"
-    known = all(_is_among(seen, finding) for finding in runs.findings)
+    if runs.platform == "tpu":
+        known = all(_is_among(seen, finding) for finding in runs.findings)
+    else:
+        known = all(_is_kept_in_order(denied, finding) for finding in runs.findings)
     if not orders.left and not feasible and only_races and known:
         runs.findings = ()
         return runs.exploration("proved")
@@ -210,6 +215,16 @@ def _is_among(seen: Iterable[MemoryAccess], finding: Finding) -> bool:
         return False
     one, other = ([a for a in seen if a.where[1] == access.line] for access in finding.accesses)
     return any(first.conflicts(second) for first in one for second in other)
+
+
+def _is_kept_in_order(denied: Collection[tuple[str, ...]], finding: Finding) -> bool:
+    """Return whether waits alone decide on a race on a GPU: of plain accesses of two threads.
+
+    What fences order, or a barrier's tensor memory, no order of steps can show.
+    """
+    lines = tuple(sorted({access.line for access in finding.accesses}))
+    plain = all(not access.copy and not access.by for access in finding.accesses)
+    return plain and lines in denied
 
 
 @dataclass(frozen=True)
@@ -494,7 +509,8 @@ def _reversed(runs: _Runs, outcome: _Outcome) -> _Reversal | None:
     runs.learn(plain)
     actors = [step.actor for step in plain.steps]
     best: _Reversal | None = None
-    for earlier, later in _representatives(past)[: min(_REVERSED, runs.most - runs.count)]:
+    possible = [race for race in _representatives(past) if past.is_feasible(*race)]
+    for earlier, later in possible[: min(_REVERSED, runs.most - runs.count)]:
         held, other = actors[earlier], actors[later]
         until = other, actors[:later].count(other)
         way: Any = {"actors": actors[:earlier], "held": held, "until": until, "memory": stops}
