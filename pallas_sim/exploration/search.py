@@ -558,8 +558,7 @@ def _reversed(runs: _Runs, outcome: _Outcome) -> _Reversal | None:
     runs.learn(plain)
     actors = [step.actor for step in plain.steps]
     best: _Reversal | None = None
-    possible = [race for race in _representatives(past) if past.is_feasible(*race)]
-    for earlier, later in possible[: min(_REVERSED, runs.most - runs.count)]:
+    for earlier, later in _representatives(past)[: min(_REVERSED, runs.most - runs.count)]:
         held, other = actors[earlier], actors[later]
         until = other, actors[:later].count(other)
         way: Any = {"actors": actors[:earlier], "held": held, "until": until, "memory": stops}
@@ -567,7 +566,7 @@ def _reversed(runs: _Runs, outcome: _Outcome) -> _Reversal | None:
         fault = runs.fault_of(result)
         if fault:
             return _Reversal(result, fault)
-        if best is None and order.overtaken:
+        if best is None and order.overtaken and past.is_feasible(earlier, later):
             best = _Reversal(result, fault)
     return best
 
