@@ -328,27 +328,41 @@ class Past:
         steps = range(earlier + 1, later)
         return [*(at for at in steps if not self.precedes(earlier, at)), later]
 
-    def is_feasible(self, earlier: int, later: int) -> bool:
-        """Return whether each of two steps can come first: all waits before have enough.
-
-        The semaphores are counted along the steps that come before both, or go on without the
-        earlier one; and again with what the earlier one takes, and not what it adds: that comes
-        after its accesses to memory. So two steps that a lock keeps apart are not feasible.
-        """
-        without = self.without(earlier, later)
-        return self._has_enough((*range(earlier), *without)) and self._has_enough(
-            (*range(earlier + 1), *without), earlier
+    @property
+    def takes_parts(self) -> bool:
+        """Whether a wait is for less than a copy brings: here a copy is one step, and not there."""
+        brought: dict[Hashable, int] = {}
+        for step in self.steps:
+            if step.actor[0] == "copy":
+                for (_, what), amount in step.operations.items():
+                    brought[what] = max(brought.get(what, 0), amount)
+        return any(
+            kind in ("take", "peek") and amount < brought.get(what, 0)
+            for step in self.steps
+            for (kind, what), amount in step.operations.items()
         )
 
-    def _has_enough(self, way: Iterable[int], inside: int | None = None) -> bool:
+    def is_feasible(self, earlier: int, later: int) -> bool:
+        """Return whether the later step may access memory ahead of the earlier one.
+
+        All waits before it must have enough. The semaphores are counted along the steps that come
+        before both, or go on without the earlier one. That has taken what it needs to begin: two
+        steps that take the same from a semaphore, as a lock, never access memory at once.
+        """
         counts = Counter(self.initial)
-        for position in way:
-            for (kind, what), amount in self.steps[position].operations.items():
-                if kind in ("take", "peek") and counts[what] < amount:
-                    return False
-                if kind != "add" or position != inside:
-                    counts[what] += _change(kind, amount)
-        return True
+        for position in range(earlier):
+            self._count(counts, position)
+        for (kind, what), amount in self.steps[earlier].operations.items():
+            counts[what] -= amount if kind == "take" else 0
+        return all(self._count(counts, position) for position in self.without(earlier, later))
+
+    def _count(self, counts: Counter[Hashable], position: int) -> bool:
+        """Count what a step adds to semaphores and takes; return whether its waits have enough."""
+        enough = True
+        for (kind, what), amount in self.steps[position].operations.items():
+            enough = enough and not (kind in ("take", "peek") and counts[what] < amount)
+            counts[what] += _change(kind, amount)
+        return enough
 
     def begin_with(self, counts: Mapping[Hashable, int]) -> None:
         """Take note of the counts of semaphores after the last step."""

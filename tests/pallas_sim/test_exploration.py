@@ -29,7 +29,7 @@ from pallas_sim import Exploration, Witness, explore, explore_runs, order_matter
 from pallas_sim.accesses import record_access
 from pallas_sim.copies import signal, wait
 from pallas_sim.cores import run_concurrently
-from pallas_sim.errors import DeadlockError, OptionError
+from pallas_sim.errors import DeadlockError, OptionError, SimulationError
 from pallas_sim.findings import Owner
 from pallas_sim.machine import Machine, Thread
 from pallas_sim.order.disorder import report_disorder
@@ -334,12 +334,17 @@ def test_an_exhausted_search_withdraws_a_finding():
     assert result.runs > 2
 
 
-def test_a_finding_that_changes_nothing_stays():
+def test_a_race_that_changes_nothing_stays():
+    """A run has the accesses in the other order, with the same values."""
     result = counted_by_two(permits=2)
-    assert (result.verdict, result.confirmed, result.witness) == ("wrong", False, None)
+    assert (result.verdict, result.confirmed, result.differs) == ("wrong", True, False)
     assert [finding.kind for finding in result.findings] == ["race"]
 
 
 def test_what_cannot_be_explored():
     with pytest.raises(OptionError, match="schedules is 0"):
         explore(lambda: 0, target="v6e", schedules=0)
+    out_shape = jax.ShapeDtypeStruct((3,), jnp.float32)
+    odd = pl.pallas_call(lambda x_ref, o_ref: o_ref.set(x_ref[...]), out_shape=out_shape)
+    with pytest.raises(SimulationError, match="power of two"):
+        explore(odd, np.ones(3, np.float32), target="h100")
