@@ -635,16 +635,21 @@ type _Block = list[Actor]
 
 
 def _shrunk(runs: _Runs, outcome: _Outcome, fault: _Fault) -> _Outcome:
-    """Return a run with the same fault, and fewer switches: delta debugging of its blocks."""
+    """Return a run with the same fault, and fewer switches.
+
+    First whoever is passed over is held back until nobody else can go on, from each of the
+    switches on; then blocks of steps are left out, by delta debugging (Zeller and Hildebrandt, IEEE
+    TSE 28(2), 2002).
+    """
     memory = outcome.explorer.witness.memory
     best, left = outcome, _SHRINKS
 
-    def attempt(blocks: Sequence[_Block]) -> bool:
+    def attempt(blocks: Sequence[_Block], held: Actor | None = None) -> bool:
         nonlocal best, left
         left -= 1
         actors = [actor for block in blocks for actor in block]
         result = runs.make(
-            lambda machine: DirectedOrder(machine=machine, actors=actors, memory=memory),
+            lambda machine: DirectedOrder(machine=machine, actors=actors, held=held, memory=memory),
             monitored=False,
         )
         if result is None or not fault.is_in(runs.fault_of(result)):
@@ -655,7 +660,14 @@ def _shrunk(runs: _Runs, outcome: _Outcome, fault: _Fault) -> _Outcome:
 
     if best.explorer.witness.switches < 2:
         return best
-    blocks = [list(group) for _, group in groupby(step.actor for step in outcome.explorer.steps)]
+    steps = [step.actor for step in outcome.explorer.steps]
+    for turn in outcome.explorer.turns[: left // 2]:
+        if turn.late and attempt([steps[: turn.step]], turn.actor):
+            break
+    steps = [step.actor for step in best.explorer.steps]
+    if best.explorer.witness.switches < 2:
+        return best
+    blocks = [list(group) for _, group in groupby(steps)]
     low, high = 0, len(blocks)  # the fewest blocks after which the rest may be plain
     while low < high and left > 0:
         middle = (low + high) // 2
