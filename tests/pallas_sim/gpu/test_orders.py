@@ -262,9 +262,7 @@ def locked(count: int, *, exchanges: bool = False, appends: bool = False) -> Any
         if exchanges:
             plt.atomic_xchg(lock_ref, (), 1)
         else:
-            jax.lax.while_loop(
-                lambda held: held != 0, lambda _: plt.atomic_cas(lock_ref, 0, 1), 1
-            )
+            jax.lax.while_loop(lambda held: held != 0, lambda _: plt.atomic_cas(lock_ref, 0, 1), 1)
         me = pl.program_id(0) + 1
         sum_ref[0] = sum_ref[0] * 3 + me if appends else sum_ref[0] + me
         plt.atomic_xchg(lock_ref, (), 0)
