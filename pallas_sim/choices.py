@@ -38,11 +38,14 @@ class Choices:
 
     Attributes:
       seed: decides them; 0 for the plain order.
+      by_seed: whether there was an order that only a seed changes, and no exploration: of the
+        programs of a grid, the rounds of a parallel loop, or the rows of a copy.
       matter: whether another order of the same program may do something else: several threads
         waited on a semaphore, or something looked at a count or changed memory in one step.
     """
 
     seed: int = 0
+    by_seed: bool = field(default=False, init=False)
     matter: bool = field(default=False, init=False)
 
     #: Whether every order of what threads and copies do is to be had: see ``exploration``. Then
@@ -114,7 +117,7 @@ class Choices:
     def follow_waker(self) -> None:
         """Note that the current step comes after the one that let its blocked thread go on."""
 
-    def name(self, thing: Any, place: Hashable) -> None:
+    def name(self, thing: Any, where: Hashable) -> None:
         """Name an array or a barrier that is made, by where it is: the same in each run."""
 
     def enter_round(self, thread: Any, mark: Any, *, same: bool) -> Any:
@@ -133,6 +136,11 @@ class Choices:
         """Note that all tasks have ended, and that what comes next comes after all they did."""
 
     @property
+    def story(self) -> tuple[str, ...]:
+        """The order in lines, from where it leaves the plain one; () where that is not known."""
+        return ()
+
+    @property
     def vary(self) -> bool:
         """Whether they may be others than those of the plain order."""
         return self.seed != 0
@@ -147,6 +155,7 @@ class Choices:
 
     def order(self, count: int) -> Sequence[int]:
         """Choose an order of so many things."""
+        self.by_seed |= count > 1
         return self._random.permutation(count).tolist() if self.seed else range(count)
 
     def orders(self, counts: Sequence[int]) -> list[list[int]]:
@@ -154,6 +163,7 @@ class Choices:
 
         They are the same whenever a run asks for them: devices run a grid in the same order.
         """
+        self.by_seed |= max(counts, default=0) > 1
         plain = chosen = [list(range(count)) for count in counts]
         random = np.random.Generator(np.random.Philox(self.seed))
         while chosen == plain and self.seed and max(counts, default=0) > 1:

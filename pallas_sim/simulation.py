@@ -96,10 +96,18 @@ def evaluate(jaxpr: Any, machine: Machine, args: Sequence[Any]) -> list[Any]:
     machine.choices.begin(jaxpr)
     thread = Thread(machine)
     with np.errstate(all="ignore"), one_thread(), _monitored(thread):
-        outputs = [to_output(value) for value in run(prepare(jaxpr), thread, inputs)]
+        outputs = [to_output(value) for value in _results_of(prepare(jaxpr), thread, inputs)]
         _hand_over(machine, outputs)
         machine.choices.complete()
         return outputs
+
+
+def _results_of(program: Program, thread: Thread, inputs: Sequence[Any]) -> Sequence[Any]:
+    """Run a program; as a task where every order is explored, also those of one core's copies."""
+    machine = thread.machine
+    if not machine.choices.explores:
+        return run(program, thread, inputs)
+    return machine.scheduler.run([thread], lambda thread: run(program, thread, inputs))[0]
 
 
 def _hand_over(machine: Machine, outputs: Sequence[Any]) -> None:

@@ -26,6 +26,7 @@ class ErrorFacts:
       others: failures of the same check that look different.
       distinct: of one of these others, whether its cause is certainly another one.
       schedule: that of the failing run, unless the default.
+      unconfirmed: whether it is a finding of the proof of order that no run showed.
       analysis: of the kernel's grids, for wrong grids.
       script: the script that reproduces it, once it is written.
       arguments: the call that failed, for messages, if not the drawn one.
@@ -39,6 +40,7 @@ class ErrorFacts:
     others: tuple[PallasError, ...] = ()
     distinct: bool = False
     schedule: Any = None
+    unconfirmed: bool = False
     analysis: Any = None
     script: Any = None
     arguments: Any = None
@@ -49,6 +51,11 @@ def facts_of(error: BaseException) -> ErrorFacts:
     return vars(error).setdefault("_facts", ErrorFacts())
 
 
+def witness_of(error: BaseException) -> str:
+    """Return the order of threads and copies in which an error shows; "" if it is no such one."""
+    return facts_of(error).schedule.witness if facts_of(error).schedule is not None else ""
+
+
 class SpecError(PallasError):
     """A ``KernelSpec`` or its strategy is wrong."""
 
@@ -57,8 +64,27 @@ class DrawTooLargeError(SpecError):
     """A draw does not fit within ``--pallas-max-bytes``, or the check of a call into memory."""
 
 
+class ProgramError(PallasError):
+    """A traced program cannot be written as data, or bytes are no program.
+
+    Attributes:
+      name: the primitive or the type that cannot cross; "" if it is something else.
+    """
+
+    name = ""
+
+
 class NotApplicableError(SpecError):
-    """A check does not apply to this kernel, or on this backend."""
+    """A check does not apply to this kernel, or on this backend.
+
+    Attributes:
+      final: whether it applies to no other example of the kernel.
+    """
+
+    def __init__(self, *args: Any, final: bool = False) -> None:
+        """With this message."""
+        super().__init__(*args)
+        self.final = final
 
 
 class NeedsIsolation(BaseException):

@@ -169,6 +169,25 @@ def mutants(text: str) -> int | None:
         ) from None
 
 
+def schedules(text: str) -> int:
+    """Parse the most runs of a call in different orders."""
+    try:
+        return whole(1)(text)
+    except Exception:
+        raise wrong(
+            f"must be the most runs of a call, at least 1, not {text!r}; 1 runs no other order"
+        ) from None
+
+
+def witness(text: str) -> str:
+    """Parse a witness; returns it as it is written."""
+    if text:
+        from pallas_sim import Witness
+
+        Witness.parse(text)
+    return text
+
+
 def one_of(*valid: str) -> Callable[[str], str]:
     """Make the parser of one of some words."""
 
@@ -317,9 +336,14 @@ def _option(default: Any, parse: Callable[[str], Any], metavar: str, text: str, 
 
 #: Defaults of each profile. On simulators a new shape costs milliseconds.
 PROFILES: Mapping[str, Mapping[str, Any]] = {
-    "quick": {"max_examples": 2, "simulated_examples": 10, "growth": 20_000},
+    "quick": {"max_examples": 2, "simulated_examples": 10, "growth": 20_000, "schedules": 10},
     "ci": {"simulated_examples": 16},
-    "thorough": {"max_examples": 128, "backend": ("auto", "interpreters"), "growth": 1_000_000},
+    "thorough": {
+        "max_examples": 128,
+        "backend": ("auto", "interpreters"),
+        "growth": 1_000_000,
+        "schedules": 200,
+    },
 }
 
 
@@ -382,6 +406,13 @@ class Options:
         "which TMA copies of simulated GPUs need a fence (commit_smem) after threads have read "
         "what they overwrite: those that the kernel starts itself (kernel, the default), also "
         "those of JAX's pipelines (all), or none", marked=True)
+    schedules: int = _option(20, schedules, "N",
+        "most runs of a call in other orders of its threads and copies on a simulator, where the "
+        "proof of one run does not decide all of them (default: 20, with --pallas-profile=quick "
+        "10, thorough 200; 1: no other order)", marked=True)
+    witness: str = _option("", witness, "TEXT",
+        "run calls in the order that a failure names, in forward, races, dma, deadlock and "
+        "schedule; with the rest of the command that the failure prints", marked=True)
     timeout: float = _option(60.0, amount("seconds"), "SECONDS",
         "time limit in seconds for blocked devices and for each compilation (default: "
         "60)", marked=True)

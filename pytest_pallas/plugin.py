@@ -45,9 +45,10 @@ _ANNOUNCED = "PYTEST_PALLAS_WORKER_DEVICES"
 
 _MARKS = (
     "pallas(backends=..., targets=..., reason=..., max_examples=N, growth=N, seed=N, checks=..., "
-    "sanitize=..., arithmetic=..., read_fences=..., timeout=SECONDS, isolate=..., "
-    "shrink_time=SECONDS, missing=...): run this test on these backends or chips, instead of those "
-    "of the command line; the other arguments set the option of the same name for this test",
+    "sanitize=..., arithmetic=..., read_fences=..., schedules=N, witness=..., timeout=SECONDS, "
+    "isolate=..., shrink_time=SECONDS, missing=...): run this test on these backends or chips, "
+    "instead of those of the command line; the other arguments set the option of the same name for "
+    "this test",
     "pallas_mesh(x=4): the mesh that the fixture pallas_mesh() returns in this test; skips the "
     "test if there are too few devices",
     "pallas_tolerance(tolerance, *, rtol=, atol=, ulp=, fraction=, factor=, floor=, backend=, "

@@ -249,6 +249,24 @@ class _Grid(TypedDict):
     shown: list[list[int]]
 
 
+class _OrderSpan(TypedDict):
+    lane: Count
+    kind: Literal["wait", "signal", "copy"]
+    name: str
+    line: str
+    begin: Count
+    end: Count
+    stuck: bool
+
+
+class _Order(TypedDict):
+    lanes: list[str]
+    spans: list[_OrderSpan]
+    arrows: list[tuple[Count, Count]]
+    turns: list[tuple[Count, str]]
+    left_out: Count
+
+
 class _Source(TypedDict):
     file: str
     first: Count
@@ -265,6 +283,7 @@ class _Pictures(TypedDict, total=False):
     examples: list[_Example]
     arguments: list[_Argument]
     grids: list[_Grid]
+    order: _Order
     sources: list[_Source]
     unavailable: Text
 
@@ -311,6 +330,57 @@ class NotApplicable:
     mesh: Mesh = dataclasses.field(default_factory=dict[str, int])
     requirement: Text
     found: str = "collection"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Orders:
+    """How many calls of a check compute the same in every order of their threads and copies.
+
+    Attributes:
+      proved: calls that do, by the proof of one run, or as every order was run.
+      wrong: calls that do not: another order gives other values, an error or a finding.
+      open: calls of which not every order was run.
+      unconfirmed: those of the wrong calls with a finding of the proof that no run showed.
+      runs: how many runs were made, of all calls.
+      classes: how many different orders they had: those that differ in steps that commute are one.
+      tried: those of them that were of open calls.
+      left: how many more the open calls are known to have.
+      most: the most runs that an open call was allowed.
+      reasons: what had to be tried in several orders, each in a few words with its line.
+      stopped: why open calls were given up before the budget was spent.
+    """
+
+    proved: Count = 0
+    wrong: Count = 0
+    open: Count = 0
+    unconfirmed: Count = 0
+    runs: Count = 0
+    classes: Count = 0
+    tried: Count = 0
+    left: Count = 0
+    most: Count = 0
+    reasons: tuple[Text, ...] = ()
+    stopped: tuple[Text, ...] = ()
+
+    @property
+    def calls(self) -> int:
+        """The number of calls."""
+        return self.proved + self.wrong + self.open
+
+
+def orders_of(several: Iterable[Orders | None]) -> Orders | None:
+    """Add up; None of nothing."""
+    present = [orders for orders in several if orders is not None]
+    if len(present) < 2:
+        return present[0] if present else None
+    names = ("proved", "wrong", "open", "unconfirmed", "runs", "classes", "tried", "left")
+    fields: dict[str, Any] = {
+        name: sum(getattr(orders, name) for orders in present) for name in names
+    }
+    for name in ("reasons", "stopped"):
+        texts = (text for orders in present for text in getattr(orders, name))
+        fields[name] = tuple(dict.fromkeys(texts))
+    return Orders(**fields, most=max(orders.most for orders in present))
 
 
 # A session keeps all of them, and a dict of so many attributes has four times the bytes.
@@ -369,6 +439,10 @@ class Record:
         a ``pallas_sim.SyncThreshold`` for each group of sites; empty but for that check.
       coverage: what of the kernel ran on simulators, by point, from ``coverage.reached_to_json``.
       unreached: reasons why a part of it need not run, as in ``KernelSpec.unreached``.
+      orders: in how many orders the calls of a sanitizer of schedules ran on a simulator; None of
+        other checks.
+      witness: of a failure, the order in which it shows, as ``--pallas-witness`` takes it; "" if
+        that is the plain order, or there is none.
     """
 
     test: str
@@ -410,6 +484,8 @@ class Record:
     synchronization: tuple[_PlainSync, ...] = ()
     coverage: tuple[_PlainReached, ...] = ()
     unreached: Mapping[str, Text] = dataclasses.field(default_factory=dict[str, str])
+    orders: Orders | None = None
+    witness: str = ""
 
 
 #: What became of a mutant. ``killed``: a check failed. ``survived``: none did. ``equivalent``: it

@@ -330,6 +330,7 @@ class Session:
 
         watched = self.watches(options)
         dump = self.options.dump if test else None
+        replayed = self.replayed
         return RunSettings(
             timeout=self.timeout(options),
             races="races" in watched,
@@ -339,6 +340,8 @@ class Session:
             rewriting=None if backend.kind == "compiling" else self.mutant,
             arithmetic=self.arithmetic(options, backend),
             read_fences=options.read_fences,
+            schedules=options.schedules,
+            witness=options.witness or ("" if replayed is None else replayed.example.witness),
             dump=dump and str(dump / re.sub(r"[^\w.-]+", "-", test).strip("-")),
             **rest,
         )

@@ -192,6 +192,11 @@ class Explorer(Choices):
         return enabled[0]
 
     @property
+    def story(self) -> tuple[str, ...]:
+        """The order in lines, from where it leaves the plain one."""
+        return story_of(self)
+
+    @property
     def witness(self) -> Witness:
         """The order of the run so far."""
         last = max((at for at, choice in enumerate(self.chosen, 1) if choice), default=0)
@@ -226,6 +231,8 @@ class Explorer(Choices):
             seen.clear()
         elif name in seen:
             self._follow_change({("add", n) for n in seen} | {("end", n) for n in seen})
+        if not same:
+            seen.clear()
         seen[name] = (target, target.count)
         step.operations["look", name] = target.count
         step.where["look", name] = where
@@ -300,10 +307,10 @@ class Explorer(Choices):
         actor = self.steps[-1].actor
         self.past.follow(actor, self._since[actor] - 1)
 
-    def name(self, thing: Any, place: Hashable) -> None:
+    def name(self, thing: Any, where: Hashable) -> None:
         """As any ``Choices``."""
         whole = root(thing) if isinstance(thing, np.ndarray) else thing
-        self._names[id(whole)] = (whole, place)
+        self._names[id(whole)] = (whole, where)
 
     def _operate_engine(self, actor: Actor, engines: Engines, operation: Any) -> None:
         """Let the next step of an operation of a GPU's engine happen."""
@@ -401,7 +408,8 @@ class Explorer(Choices):
                     self._touch(step, event.region, where, writes=event.writes, atomic=atomic)
             elif isinstance(event, Synchronized) and not barrier:
                 met += event.threads
-        if step.accesses or any(kind != "look" for kind, _ in step.operations):
+        acts = any(kind != "look" for kind, _ in step.operations)
+        if acts or any(access.writes for access in step.accesses):
             self._woken = 0
             self._seen_by.pop(step.actor, None)
         self.past.add(step, met, everyone=barrier)
@@ -423,7 +431,9 @@ class Explorer(Choices):
             adders.add((step.actor, len(self.steps)))
         if id(whole) not in self._names:
             self._learn_all()
-        name = self._names.setdefault(id(whole), (whole, ("memory", len(self._names))))[1]
+        # What no device has is a thread's own: it is named by who accessed it first, and when.
+        first_access = ("memory", step.actor, self._counts[step.actor], len(step.accesses))
+        name = self._names.setdefault(id(whole), (whole, first_access))[1]
         start, (first, end) = bounds_of(whole)[0], bounds_of(region)
         part = part_of(region, start)
         access = MemoryAccess(name, first - start, end - start, writes, atomic, where, part)
@@ -511,8 +521,8 @@ def story_of(explorer: Explorer) -> tuple[str, ...]:
             if access.atomic
         ]
         if done:
-            told = ", ".join(f"{verb} {name} ({_brief(line)})" for verb, (name, line) in done)
-            lines.append(f"  {explorer.name_of(step.actor)}: {told}")
+            acts = ", ".join(f"{verb} {name} ({_brief(line)})" for verb, (name, line) in done)
+            lines.append(f"  {explorer.name_of(step.actor)}: {acts}")
     if len(lines) > _LINES:
         half = _LINES // 2
         lines[half:-half] = [f"  ... {len(lines) - 2 * half} more"]
@@ -682,7 +692,9 @@ class ReducedOrder(Explorer):
     def _sees_nothing_new(self, step: ExploredStep) -> bool:
         """Return whether a step ends a round of looks at counts that are still the same."""
         counts = {name: one.count for one, name in self._names.values() if name in step.seen}
-        return bool(step.seen) and all(counts[name] == seen for name, seen in step.seen.items())
+        return bool(step.seen) and all(
+            counts.get(name, seen) == seen for name, seen in step.seen.items()
+        )
 
     def _spin(self, step: ExploredStep) -> None:
         """End the run: all that follows is in runs without this round, unless nobody goes on."""

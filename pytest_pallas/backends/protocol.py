@@ -112,13 +112,24 @@ class Schedule:
     Attributes:
       seed: determines the order of all concurrent steps.
       cores: number of cores of a device that share the programs of parallel dimensions.
+      witness: the text of a ``pallas_sim.Witness``, whose order counts in place of the seed; or "".
+      story: that order in lines, for messages.
     """
 
     seed: int = 0
     cores: int = 1
+    witness: str = ""
+    story: tuple[str, ...] = field(default=(), compare=False)
+
+    @classmethod
+    def of(cls, exploration: Any) -> Schedule:
+        """Return the order of the witness of a ``pallas_sim.Exploration``."""
+        return cls(witness=str(exploration.witness), story=exploration.story)
 
     def __str__(self) -> str:
         """For messages: the difference from the default schedule."""
+        if self.witness:
+            return "the order of the witness"
         parts = [f"seed {self.seed} of the schedule"] if self.seed or self.cores == 1 else []
         if self.cores > 1:
             parts.append(f"parallel programs divided over {self.cores} cores")
@@ -192,6 +203,8 @@ class RunSettings:
         chip.
       read_fences: which TMA copies need a fence after reads on a simulated GPU: see
         ``pallas_sim.simulate``.
+      schedules: the most runs of the call in different orders, for the sanitizers of schedules.
+      witness: the order in which they run the call in place of all others; "" for none.
     """
 
     devices: int = 1
@@ -204,6 +217,8 @@ class RunSettings:
     rewriting: Callable[[Any], Any] | None = None
     arithmetic: str = ""
     read_fences: str = ""
+    schedules: int = 1
+    witness: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -259,6 +274,12 @@ class Outcome:
       coverage: which ways the kernels went on the simulator, and did not go
         (``pallas_sim.coverage.Reached``).
       steps: the number of equations that the simulator evaluated; 0 on other backends.
+      every_order: whether the findings and the values of a simulated run are those of every order
+        of its threads and copies.
+      by_seed: whether a simulated run had an order besides, which only a seed changes: of the
+        programs of a grid, the rounds of a parallel loop, or the rows of a copy.
+      exploration: the ``pallas_sim.Exploration`` that showed or withdrew its races, or None.
+      story: the order of a witness in lines; () of other schedules.
     """
 
     values: Any = None
@@ -274,6 +295,10 @@ class Outcome:
     idle: tuple[tuple[str, str, tuple[int, ...]], ...] = ()
     coverage: tuple[Reached, ...] = ()
     steps: int = 0
+    every_order: bool = False
+    by_seed: bool = False
+    exploration: Any = None
+    story: tuple[str, ...] = ()
 
     @property
     def nbytes(self) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import time
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
@@ -13,20 +14,24 @@ import numpy as np
 from pallas_sim.chips import Target, accumulations
 from pallas_sim.errors import BoundsError, MissingRuleError
 from pallas_sim.findings import OF_TRANSFERS, Finding
-from pytest_pallas.backends.ending import ending
-from pytest_pallas.backends.protocol import Backend, Call, Kind, Outcome, Probe, chip_of
+from pytest_pallas.backends.ending import OverdueError, ending, ending_whole
+from pytest_pallas.backends.protocol import Backend, Call, Kind, Outcome, Probe, Schedule, chip_of
 from pytest_pallas.budget import LastUsed
 from pytest_pallas.compat.fuzzing import is_rejection
-from pytest_pallas.errors import CapacityError, DmaError, RaceError
+from pytest_pallas.errors import CapacityError, DmaError, RaceError, facts_of
 from pytest_pallas.record import Note
 
 if TYPE_CHECKING:
-    from pallas_sim import Machine, Timeline
+    from pallas_sim import Exploration, Machine, Timeline
     from pytest_pallas.compile.backends import Compiler
 
 #: Limits on the runs that are kept, because checks repeat the same ones: on their number, their
 #: bytes, and the bytes of one.
 _RUNS, _RUN_BYTES, _KEPT_BYTES = 256, 1 << 26, 1 << 20
+
+
+#: The first order of an exploration in words.
+_FIRST = ("each thread goes on as long as it can, and copies move when no thread can",)
 
 
 @dataclass(frozen=True)
@@ -53,6 +58,9 @@ class Simulator:
     detects_races: bool = True
     compiler: Compiler | None = field(default=None, repr=False, compare=False)
     _kept: LastUsed[_CachedRun] = field(
+        default_factory=lambda: LastUsed(_RUNS, _RUN_BYTES), repr=False, compare=False, hash=False
+    )
+    _explored: LastUsed[Exploration] = field(
         default_factory=lambda: LastUsed(_RUNS, _RUN_BYTES), repr=False, compare=False, hash=False
     )
 
@@ -125,10 +133,55 @@ class Simulator:
         outcome, _ = self._run(call, timeline)
         return timeline, self._judged(outcome, call).error
 
+    def explore(self, call: Call) -> Exploration | None:
+        """Run a call in the orders of its threads and copies, within the budget of its settings.
+
+        None if the budget is one run, or the call is not jitted. An equal call is explored once.
+        """
+        from pallas_sim import Exploration, explore_runs
+
+        most = call.settings.schedules
+        if most < 2 or not call.settings.jit:
+            return None
+        call = dataclasses.replace(call.with_settings(observer=None), schedule=Schedule())
+        key = (_key(call), most)
+        exploration = self._explored.get(key)
+        if exploration is not None:
+            return exploration
+        program = _program(self, call)
+        begun = itertools.count()
+
+        def new() -> tuple[Machine, Callable[[], Any]]:
+            next(begun)
+            machine, _ = _machine(self, call, None)
+
+            def begin() -> Any:
+                values, _ = _values(self, call, program, machine)
+                machine.findings[:] = [f for f in machine.findings if not _is_harmless(f, self)]
+                return values
+
+            return machine, begin
+
+        try:
+            with ending_whole(call.settings.timeout):
+                exploration = explore_runs(new, most)
+        except OverdueError:
+            runs = next(begun)
+            exploration = Exploration(
+                verdict="open",
+                runs=runs,
+                classes=runs,
+                stopped=f"{runs} runs took {call.settings.timeout:g} s, the limit of "
+                "--pallas-timeout",
+            )
+        self._explored.add(key, exploration, 0)
+        return exploration
+
     def _judged(self, outcome: Outcome, call: Call) -> Outcome:
         """Return the outcome of a finished run; findings that the call checks become its error.
 
-        No chip runs a kernel that needs more memory than it has, whatever the call checks.
+        No chip runs a kernel that needs more memory than it has, whatever the call checks. Races
+        that no order has are withdrawn if every order was run.
         """
         if outcome.error is not None or not outcome.findings:
             return outcome
@@ -143,8 +196,20 @@ class Simulator:
         others = of_kinds(*OF_TRANSFERS) if call.settings.dma else []
         if not (beyond or races or others):
             return outcome
+        plain = call.schedule == Schedule()
+        exploration = self.explore(call) if plain and races and not (beyond or others) else None
+        if exploration is not None and exploration.verdict == "proved":
+            return _without_races(outcome, exploration)
         kind = BoundsError if beyond else RaceError if races else DmaError
-        return dataclasses.replace(outcome, error=kind.of(*beyond, *races, *others))
+        error = kind.of(*beyond, *races, *others)
+        facts = facts_of(error)
+        if call.schedule.witness:
+            facts.schedule = dataclasses.replace(call.schedule, story=outcome.story)
+        if exploration is not None:
+            facts.unconfirmed = not exploration.confirmed
+            if exploration.witness is not None:
+                facts.schedule = Schedule.of(exploration)
+        return dataclasses.replace(outcome, error=error, exploration=exploration)
 
     def _run_otherwise(self, call: Call) -> Outcome:
         assert self.otherwise is not None
@@ -246,23 +311,17 @@ def _evaluated(
     """Return the outcome of a run: of a traced program, or without jit."""
     import jax
 
-    from pallas_sim import evaluate, prepare, run_eagerly
+    from pallas_sim import order_matters
     from pytest_pallas.backends.execution import to_numpy
-    from pytest_pallas.backends.tracing import apply, on_host
 
     machine, probe_results = _machine(backend, call, timeline)
     machine.drops_indices = drops_indices
-    static, arrays = on_host(call)
-    if program is None:
-        _tell(call, None, ())
-        plain = dataclasses.replace(static, rewriting=None)
-        change = call.settings.rewriting or (lambda jaxpr: jaxpr)
-        with backend.context():
-            values = run_eagerly(lambda *leaves: apply(plain, [*leaves]), machine, arrays, change)
-    else:
-        prepare(program.jaxpr)  # which raises for programs that cannot be simulated yet
-        _tell(call, program.jaxpr, program.kernels)
-        values = jax.tree.unflatten(program.structure, evaluate(program.jaxpr, machine, arrays))
+    try:
+        values, arrays = _values(backend, call, program, machine)
+    except Exception as error:
+        if call.schedule.witness:
+            facts_of(error).schedule = dataclasses.replace(call.schedule, story=_story(machine))
+        raise
     return Outcome(
         values=jax.tree.map(_read_only, values),
         inputs=tuple(_read_only(to_numpy(array)) for array in arrays),  # of random keys, the data
@@ -274,6 +333,49 @@ def _evaluated(
         idle=tuple((name, line, grid) for (name, line), grid in machine.idle.items()),
         coverage=machine.coverage.reached(),
         steps=machine.steps,
+        every_order=machine.monitored and not order_matters(machine),
+        by_seed=machine.choices.by_seed,
+        story=_story(machine) if call.schedule.witness else (),
+    )
+
+
+def _story(machine: Machine) -> tuple[str, ...]:
+    """Return the order of a run in lines."""
+    return machine.choices.story or _FIRST
+
+
+def _values(
+    backend: Simulator, call: Call, program: _TracedProgram | None, machine: Machine
+) -> tuple[Any, list[Any]]:
+    """Run a call on a machine; returns what it gave, and its arrays, which it may have changed."""
+    import jax
+
+    from pallas_sim import evaluate, prepare, run_eagerly
+    from pytest_pallas.backends.tracing import apply, on_host
+
+    static, arrays = on_host(call)
+    if program is None:
+        _tell(call, None, ())
+        plain = dataclasses.replace(static, rewriting=None)
+        change = call.settings.rewriting or (lambda jaxpr: jaxpr)
+        with backend.context():
+            values = run_eagerly(lambda *leaves: apply(plain, [*leaves]), machine, arrays, change)
+        return values, arrays
+    prepare(program.jaxpr)  # which raises for programs that cannot be simulated yet
+    _tell(call, program.jaxpr, program.kernels)
+    return jax.tree.unflatten(program.structure, evaluate(program.jaxpr, machine, arrays)), arrays
+
+
+def _without_races(outcome: Outcome, exploration: Exploration) -> Outcome:
+    """Withdraw races of the proof of order: every order was run, and none has them."""
+    kept = tuple(finding for finding in outcome.findings if finding.kind != "race")
+    note = Note(
+        f"a race that the proof of order reported is withdrawn: {exploration.runs} runs had every "
+        "order, and the accesses are ordered in all of them",
+        "run",
+    )
+    return dataclasses.replace(
+        outcome, findings=kept, notes=(*outcome.notes, note), exploration=exploration
     )
 
 
@@ -326,7 +428,7 @@ def _machine(
     backend: Simulator, call: Call, timeline: Timeline | None
 ) -> tuple[Machine, list[Any]]:
     """Return the machine that a call runs on, and the list for the results of its probe."""
-    from pallas_sim import Limits, LoadRecorder, Machine
+    from pallas_sim import Limits, LoadRecorder, Machine, replay
     from pytest_pallas.backends.protocol import filler_of
 
     probe_results: list[Any] = []
@@ -349,6 +451,8 @@ def _machine(
         named=backend.target is not None,
     )
     accumulations(machine.target, machine.arithmetic)  # which rejects what is not known
+    if call.schedule.witness:
+        replay(machine, call.schedule.witness, jit=call.settings.jit)
     if call.probe == "outputs":
         machine.outputs = lambda eqn, values: probe_results.append((eqn.params, list(values)))
     if call.probe == "loads":

@@ -17,7 +17,7 @@ from pallas_sim.chips import ACCUMULATIONS, accumulations
 from pallas_sim.chips import arithmetic_of as arithmetic_of_chip
 from pallas_sim.coverage import Reached
 from pallas_sim.dtypes import is_float, same_bits, wide
-from pallas_sim.errors import Fact, KernelError, PallasError, first_line
+from pallas_sim.errors import Fact, KernelError, OptionError, PallasError, first_line
 from pytest_pallas.backends.ending import raised_words
 from pytest_pallas.backends.execution import brief
 from pytest_pallas.backends.processes import agree, gang
@@ -49,7 +49,7 @@ from pytest_pallas.judge.judgement import Expected, compare_trees
 from pytest_pallas.judge.oracle import ExpectedCache
 from pytest_pallas.judge.references import Leaves, flatten
 from pytest_pallas.judge.tolerance import Comparison, ProductPrecision, Tolerance
-from pytest_pallas.record import Note
+from pytest_pallas.record import Note, Orders
 from pytest_pallas.spec import Properties
 
 type _Array = np.ndarray[Any, Any]
@@ -101,7 +101,9 @@ class CheckContext(Properties):
       explained: whether the error of a failure has an explanation; without, it has only a headline.
       run_seconds: the seconds of each run of the kernel; see ``count_run``.
       run_steps: the equations of each, likewise.
+      run_kernels: the kernels of all of them.
       coverage: ``run`` adds what of the kernel ran, whatever becomes of the check.
+      orders: the sanitizers of schedules add in how many orders it ran, likewise.
     """
 
     kernel: Callable[..., Any]
@@ -121,9 +123,11 @@ class CheckContext(Properties):
     explained: bool = True
     run_seconds: list[float] = field(default_factory=list[float], repr=False, compare=False)
     run_steps: list[int] = field(default_factory=list[int], repr=False, compare=False)
+    run_kernels: list[Any] = field(default_factory=list[Any], repr=False, compare=False)
     coverage: list[tuple[Reached, ...]] = field(
         default_factory=list[tuple[Reached, ...]], repr=False, compare=False
     )
+    orders: list[Orders] = field(default_factory=list[Orders], repr=False, compare=False)
 
 
 @dataclass(frozen=True)
@@ -157,6 +161,7 @@ class CheckResult:
       answer: the outputs to keep as a golden; None to keep nothing.
       goldens: counts of recorded, compared and other goldens.
       used_goldens: names of the goldens that the outputs were compared with.
+      schedule: under which outputs were wrong, unless the default.
       side: the call and the run of another implementation whose output is the worst, for messages.
     """
 
@@ -170,6 +175,7 @@ class CheckResult:
     answer: ComparedOutputs | None = None
     goldens: Mapping[str, int] = field(default_factory=dict[str, int])
     used_goldens: tuple[str, ...] = ()
+    schedule: Schedule | None = None
     side: tuple[CheckContext, Outcome] | None = None
 
     @property
@@ -215,14 +221,36 @@ def run(
     made = replace(made, fill=fill, needs_kernel=needs_kernel, **rest)
     outcome = context.backend.run(made)
     count_run(context, outcome)
+    if outcome.exploration is not None:
+        context.orders.append(orders_of_call(outcome.exploration, made.settings.schedules))
     raise_error(context, outcome, made.schedule)
     return outcome if shards else gathered(outcome, context.settings.timeout)
+
+
+def orders_of_call(exploration: Any, most: int) -> Orders:
+    """Return the orders of a call, which was explored with at most so many runs."""
+    verdict = exploration.verdict
+    is_open = verdict == "open"
+    return Orders(
+        proved=int(verdict == "proved"),
+        wrong=int(verdict == "wrong"),
+        open=int(is_open),
+        unconfirmed=int(verdict == "wrong" and not exploration.confirmed),
+        runs=exploration.runs,
+        classes=exploration.classes,
+        tried=exploration.classes if is_open else 0,
+        left=exploration.left,
+        most=most if is_open else 0,
+        reasons=tuple(map(str, exploration.reasons)),
+        stopped=(exploration.stopped,) if is_open and not exploration.left else (),
+    )
 
 
 def count_run(context: CheckContext, outcome: Outcome) -> None:
     """Count a run of the kernel, also one that a cache had, and what of the kernel ran."""
     context.run_seconds.append(outcome.seconds)
     context.run_steps.append(outcome.steps)
+    context.run_kernels.extend(outcome.kernels)
     context.coverage.append(outcome.coverage)
 
 
@@ -230,6 +258,8 @@ def raise_error(context: CheckContext, outcome: Outcome, schedule: Schedule) -> 
     """Raise the error of a run under a schedule, if it has one; the errors are those of ``run``."""
     if outcome.error is None:
         return
+    if isinstance(outcome.error, OptionError) and schedule.witness:
+        raise OptionError(f"--pallas-witness={schedule.witness}: {outcome.error}")
     reason = unsupported(
         outcome.kernels,
         context.backend.name,
@@ -298,6 +328,9 @@ def as_kernel_error(error: Exception) -> PallasError:
 def under(schedule: Schedule, error: PallasError) -> PallasError:
     """Add the schedule of its run to an error, unless that is the default schedule."""
     if schedule == Schedule():
+        return error
+    if schedule.witness:  # which is a fact of the message
+        facts_of(error).schedule = facts_of(error).schedule or schedule
         return error
     described = error.with_message(f"{error}\n  with {schedule}")
     facts_of(described).schedule = schedule

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+from pytest_pallas.backends.protocol import Schedule
 from pytest_pallas.checks.check import Program, declare_check
 from pytest_pallas.checks.context import (
     CheckContext,
@@ -29,7 +32,8 @@ def program(context: CheckContext) -> Program:
 )
 def forward(context: CheckContext) -> CheckResult:
     """Run the kernel once; return the comparison of every output with the oracle."""
-    outcome = run(context, context.kernel, context.arguments.args, shards=True)
+    schedule = Schedule(witness=context.settings.witness)
+    outcome = run(context, context.kernel, context.arguments.args, shards=True, schedule=schedule)
     expected = expect(context)
     comparisons = judge(context, outcome.values, expected, exact=exactly(context))
     return CheckResult(
@@ -37,4 +41,5 @@ def forward(context: CheckContext) -> CheckResult:
         outcome=outcome,
         notes=outcome.notes,
         answer=ComparedOutputs(flatten(outcome.values), expected, context),
+        schedule=replace(schedule, story=outcome.story),
     )

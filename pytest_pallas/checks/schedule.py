@@ -1,18 +1,21 @@
 """``schedule``: the output is bitwise equal in every legal order of DMAs and parallel programs.
 
 ``under_schedules`` runs the kernel. ``races``, ``dma`` and ``deadlock`` look for errors in the same
-runs, so that the kernel runs once a schedule, and not once a check.
+runs, so that the kernel runs once a schedule, and not once a check. Where the proof of the first
+run does not hold for all orders of threads and copies, these are run, within a budget; what they
+leave to chance runs with seeds.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pallas_sim.errors import DeadlockError, PallasError
+from pallas_sim.findings import OF_TRANSFERS
 from pytest_pallas.backends.execution import digest
-from pytest_pallas.backends.protocol import Backend, Outcome, Schedule, label
+from pytest_pallas.backends.protocol import Backend, Call, Outcome, Schedule, label
 from pytest_pallas.backends.tracing import identity
 from pytest_pallas.budget import LastUsed
 from pytest_pallas.checks.check import declare_sanitizer
@@ -21,12 +24,14 @@ from pytest_pallas.checks.context import (
     CheckResult,
     call,
     count_run,
+    orders_of_call,
     raise_error,
     under,
+    worst_failed,
 )
 from pytest_pallas.checks.metamorphic import identical
 from pytest_pallas.draw.arguments import larger_first
-from pytest_pallas.errors import DmaError, NotApplicableError, RaceError
+from pytest_pallas.errors import DmaError, NotApplicableError, RaceError, facts_of
 from pytest_pallas.grid.kernel_calls import (
     KernelCall,
     grid_programs,
@@ -35,12 +40,13 @@ from pytest_pallas.grid.kernel_calls import (
     parallel_programs,
 )
 from pytest_pallas.judge.tolerance import Comparison
+from pytest_pallas.record import Orders
 from pytest_pallas.spec import KernelSpec
 
 #: The errors that ``races``, ``deadlock`` and ``dma`` look for.
 SANITIZED = (RaceError, DeadlockError, DmaError)
 
-#: Seeds of the schedules that run after the default schedule.
+#: Seeds of the schedules that run after the default schedule, for what was not run in all orders.
 SEEDS = (1, 2)
 
 #: Why the sanitizers of schedules do not apply to a kernel.
@@ -73,19 +79,24 @@ class Runs:
         )
         outcome = self._kept.get(key)
         if outcome is None:
-            kernel_call = call(context, context.kernel, arguments.args)
-            outcome = context.backend.run(
-                replace(kernel_call.with_settings(races=True, dma=False), schedule=schedule)
-            )
+            outcome = context.backend.run(replace(_call(context), schedule=schedule))
             self._kept.add(key, outcome, outcome.nbytes)
         count_run(context, outcome)
         return outcome
 
 
+def _call(context: CheckContext) -> Call:
+    """Return the call of a context, which detects races and leaves copies and semaphores alone."""
+    made = call(context, context.kernel, context.arguments.args)
+    return made.with_settings(races=True, dma=False)
+
+
 def under_schedules(context: CheckContext) -> Iterator[tuple[Schedule, Outcome]]:
     """Run the kernel under every schedule that can change its output; yield schedule and outcome.
 
-    The default schedule comes first. If the kernel raises under it, no other schedule runs.
+    The default schedule comes first. If the kernel raises under it, no other schedule runs. Then
+    come an order of threads and copies that is wrong, if exploring finds one, or seeds for what was
+    not explored. With ``--pallas-witness``, its order is the only other one.
 
     Raises:
       PallasError: the first error of a run. The caller raises those that it looks for: one that is
@@ -97,15 +108,17 @@ def under_schedules(context: CheckContext) -> Iterator[tuple[Schedule, Outcome]]
     first = context.runs.get(context, default)
     if not isinstance(first.error, SANITIZED):
         raise_error(context, first, default)
+    kernels: Sequence[Any] = first.kernels
+    asynchronous = any(kernel.asynchronous for kernel in kernels)
+    explores = asynchronous and not context.settings.witness
+    exploration = _explored(context, first) if explores else None
     yield default, first
     raise_error(context, first, default)
-    kernels: Sequence[Any] = first.kernels
     others = schedules(context, kernels)
-    if not others and not any(kernel.asynchronous for kernel in kernels):
+    if not others and not asynchronous:
         raise NotApplicableError(SEQUENTIAL)
     failed: tuple[Outcome, Schedule] | None = None
-    for schedule in others:
-        outcome = context.runs.get(context, schedule)
+    for schedule, outcome in _reordered(context, first, others, exploration):
         yield schedule, outcome
         if outcome.error is not None:
             failed = failed or (outcome, schedule)
@@ -114,6 +127,61 @@ def under_schedules(context: CheckContext) -> Iterator[tuple[Schedule, Outcome]]
     reason = one_step(kernels) if context.settings.devices == 1 else None
     if reason is not None:  # checked after the runs: an error in the only step must be reported
         raise NotApplicableError(f"{reason}; draw larger inputs")
+
+
+def _reordered(
+    context: CheckContext, first: Outcome, others: Sequence[Schedule], exploration: Any
+) -> Iterator[tuple[Schedule, Outcome]]:
+    """Yield the runs after the default one, under other schedules.
+
+    Args:
+      context: the call.
+      first: its run under the default schedule.
+      others: the schedules without an exploration.
+      exploration: the ``pallas_sim.Exploration`` of the call, or None.
+    """
+    confirmed = True
+    # Orders that differ in rounding only are not explored.
+    rounds = exploration is not None and any(r.kind == "sum" for r in exploration.reasons)
+    if context.settings.witness:
+        others = [Schedule(witness=context.settings.witness)]
+    elif exploration is not None and exploration.verdict == "wrong":
+        confirmed = exploration.confirmed
+        if exploration.witness is None:
+            error = RaceError.of(*exploration.findings)
+            facts_of(error).unconfirmed = True
+            yield Schedule(), Outcome(error=error, findings=exploration.findings)
+            return
+        others = [Schedule.of(exploration)]
+        if exploration.differs:
+            # From the first order of the exploration, which is another one than the default.
+            plain = replace(exploration.witness, choices=())
+            others.append(Schedule(witness=str(plain)))
+    elif context.orders and context.orders[-1].proved and not first.by_seed and not rounds:
+        others = [schedule for schedule in others if schedule.cores > 1]
+    for schedule in others:
+        outcome = context.runs.get(context, schedule)
+        if outcome.error is not None and not confirmed:
+            facts_of(outcome.error).unconfirmed = True
+        yield replace(schedule, story=outcome.story), outcome
+
+
+def _explored(context: CheckContext, first: Outcome) -> Any:
+    """Explore the orders of a call unless its first run decides, and add them to the context.
+
+    Returns:
+      the ``pallas_sim.Exploration``; None without one.
+    """
+    wrong = first.error is not None or any(f.kind in OF_TRANSFERS for f in first.findings)
+    exploration: Any = first.exploration
+    if exploration is None and not (wrong or first.every_order):
+        explore: Callable[[Call], Any] = getattr(context.backend, "explore", lambda _: None)
+        exploration = explore(_call(context))
+    if exploration is not None:
+        context.orders.append(orders_of_call(exploration, context.settings.schedules))
+    elif wrong or first.every_order:
+        context.orders.append(Orders(proved=int(not wrong), wrong=int(wrong), runs=1, classes=1))
+    return exploration
 
 
 def raise_first(context: CheckContext, kind: type[PallasError]) -> CheckResult:
@@ -207,14 +275,16 @@ def schedule(context: CheckContext) -> CheckResult:
     """
     runs = under_schedules(context)
     _, first = next(runs)
-    comparisons, compared = list[Comparison](), 0
+    comparisons: dict[Schedule, Sequence[Comparison]] = {}
     for reordered, outcome in runs:
-        compared += 1
         raise_error(context, outcome, reordered)
         suffix = f", with {reordered}, compared with the default schedule"
-        comparisons += identical(
+        comparisons[reordered] = identical(
             context, outcome.values, first.values, suffix, change=f"with {reordered}"
         )
-    if not compared:
+    if not comparisons and not context.orders:
         raise NotApplicableError("there is only one order in which the kernel can run")
-    return CheckResult(comparisons=comparisons, outcome=first)
+    every = [comparison for several in comparisons.values() for comparison in several]
+    worst = worst_failed(every)
+    wrong = (order for order, several in comparisons.items() if any(c is worst for c in several))
+    return CheckResult(comparisons=every, outcome=first, schedule=next(wrong, None))

@@ -17,7 +17,15 @@ import numpy as np
 from pallas_sim.errors import Explanation, Fact, PallasError, explanation_of
 from pytest_pallas.backends.execution import describe_call
 from pytest_pallas.backends.processes import gang
-from pytest_pallas.backends.protocol import Backend, Call, Fill, Outcome, code_of, label
+from pytest_pallas.backends.protocol import (
+    Backend,
+    Call,
+    Fill,
+    Outcome,
+    Schedule,
+    code_of,
+    label,
+)
 from pytest_pallas.checks.check import Check
 from pytest_pallas.checks.context import (
     CheckContext,
@@ -132,7 +140,7 @@ def _run_alone(
     result = _run(check, context, headline)
     if isinstance(result, PallasError):
         failed_context = facts_of(result).context or context
-        facts_of(result).failure = Failure(check.name, name, failed_context)
+        facts_of(result).failure = Failure(check.name, name, failed_context, headline=headline)
         # Not in the handler: pytest would print the whole chain, which is JAX's internals.
         raise result
     result = replace(result, notes=(*result.notes, *_loosened(check, context, result)))
@@ -142,6 +150,7 @@ def _run_alone(
         error = _with_context(problem, headline, context)
     elif failed := result.failed:
         error = _mismatch(failure, failed, context)
+        facts_of(error).schedule = result.schedule
     else:
         return result
     facts_of(error).failure = failure
@@ -315,7 +324,10 @@ def _with_context(error: PallasError, headline: str, context: CheckContext) -> P
         explanation = replace(explanation, details=details)
     arguments = facts_of(error).arguments or context.arguments
     explanation = explanation.with_facts(
-        *process_facts(), *drawn_facts(arguments), *content_facts(arguments)
+        *order_facts(error),
+        *process_facts(),
+        *drawn_facts(arguments),
+        *content_facts(arguments),
     )
     problem = error.with_message(f"{headline}: {explanation}")
     problem.explanation = explanation
@@ -373,6 +385,7 @@ def _mismatch(failure: Failure, failed: Comparison, context: CheckContext) -> Mi
         *facts,
         *_product_facts(failed, result),
         *_tolerance_facts(failed, context),
+        *witness_facts(result.schedule),
         *process_facts(),
         *drawn_facts(result.arguments or context.arguments),
         *content_facts(context.arguments),
@@ -382,6 +395,21 @@ def _mismatch(failure: Failure, failed: Comparison, context: CheckContext) -> Mi
         explanation = replace(explanation, summary=f"{result.subject}: {explanation.summary}")
     error.explanation = explanation
     return error
+
+
+def witness_facts(schedule: Schedule | None) -> Iterator[Fact]:
+    """Yield what runs an order again, if it is one of threads and copies."""
+    if schedule is not None and schedule.witness:
+        how = f"--pallas-witness={schedule.witness} runs an order in which it shows"
+        yield Fact("witness", "\n".join([how, *schedule.story]))
+
+
+def order_facts(error: PallasError) -> Iterator[Fact]:
+    """Yield in which order an error shows; of a finding of the proof of order perhaps in none."""
+    facts = facts_of(error)
+    yield from witness_facts(facts.schedule)
+    if facts.unconfirmed:
+        yield Fact("witness", "unconfirmed: no run showed it, the proof of order says that one may")
 
 
 def writer_of(outcome: Outcome, failed: Comparison) -> tuple[KernelCall, int] | None:

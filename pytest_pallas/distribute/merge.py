@@ -220,7 +220,7 @@ def run(arguments: argparse.Namespace) -> int:
     from pytest_pallas.backends.registry import FAMILIES
     from pytest_pallas.decoding import decode
     from pytest_pallas.mutate.report import others
-    from pytest_pallas.report import coverage
+    from pytest_pallas.report import coverage, orders
     from pytest_pallas.report.files import check_writable, write
     from pytest_pallas.report.summary import summary
     from pytest_pallas.report.terminal import count_distinct
@@ -255,6 +255,8 @@ def run(arguments: argparse.Namespace) -> int:
         _say(str(count_distinct(rest)))
     if kernels := coverage.covered(rest):
         _say("\n".join([coverage.summary(kernels), *coverage.notes(kernels)]))
+    if calls := orders.ordered(rest):
+        _say("\n".join([orders.summary(calls), *orders.notes(calls)]))
     if arguments.coverage is not None:
         write(arguments.coverage.absolute(), coverage.lcov(kernels, Path.cwd()))
         _say(f"{coverage.described(kernels)} written to {arguments.coverage}")

@@ -321,6 +321,7 @@ class Example:
       plain: arguments, options and tuning, as ``values.write`` gives them.
       kinds: dtype and shape of each array in ``plain``.
       backend: label of the backend on which it failed.
+      witness: the order in which it failed, as ``--pallas-witness`` takes it; "" for the plain one.
       message: what was said there, in its first line.
       versions: of what ran there.
     """
@@ -334,6 +335,7 @@ class Example:
     plain: PlainCall
     kinds: tuple[Kind, ...]
     backend: str = ""
+    witness: str = ""
     message: Text = ""
     versions: Mapping[str, str] = field(default_factory=dict[str, str])
 

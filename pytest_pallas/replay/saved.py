@@ -24,7 +24,7 @@ from pytest_pallas.backends.protocol import label
 from pytest_pallas.checks.context import CheckContext
 from pytest_pallas.checks.golden import written_call
 from pytest_pallas.draw.meshes import fixed_sizes, place_of
-from pytest_pallas.errors import facts_of
+from pytest_pallas.errors import facts_of, witness_of
 from pytest_pallas.pytest_session import PytestSession, variant_of
 from pytest_pallas.replay.goldens import Example, content_of, write_file
 from pytest_pallas.replay.script import NoScriptError, script_of
@@ -60,6 +60,7 @@ def example_of(session: PytestSession, item: pytest.Item, error: PallasError) ->
         plain=written.plain,
         kinds=tuple((array.dtype.name, array.shape) for array in written.arrays),
         backend=label(failure.context.backend),
+        witness=witness_of(error),
         message=first_line(error),
         versions={"jax": metadata.version("jax"), "pytest-pallas": __version__},
     )

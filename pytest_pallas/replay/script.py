@@ -40,7 +40,7 @@ from pytest_pallas.checks import NAMES as CHECKS
 from pytest_pallas.checks import SANITIZERS
 from pytest_pallas.checks.context import CheckContext, call
 from pytest_pallas.checks.verdict import Failure
-from pytest_pallas.errors import CostError, MismatchError
+from pytest_pallas.errors import CostError, MismatchError, witness_of
 from pytest_pallas.judge.references import flatten
 from pytest_pallas.judge.tolerance import Tolerance
 from pytest_pallas.options import Options
@@ -86,7 +86,8 @@ def script_of(
     if isinstance(error, CostError):
         raise NoScriptError("it would not have the recorded costs to compare with")
     writer = Writer()
-    lines = list(_check_lines(writer, session, failure, timed_out=error.timed_out))
+    order = witness_of(error)
+    lines = list(_check_lines(writer, session, failure, witness=order, timed_out=error.timed_out))
     if failure.check == "forward" and isinstance(error, MismatchError):
         lines += _in_plain_jax(failure)
     preamble = list(_preamble(writer, session, failure))
@@ -156,7 +157,7 @@ def _preamble(writer: Writer, session: Session, failure: Failure) -> Iterator[st
 
 
 def _check_lines(
-    writer: Writer, session: Session, failure: Failure, *, timed_out: bool
+    writer: Writer, session: Session, failure: Failure, *, witness: str, timed_out: bool
 ) -> Iterator[str]:
     """Yield the call of ``pytest_pallas.check``.
 
@@ -198,6 +199,8 @@ def _check_lines(
     for name in ("arithmetic", "read_fences"):
         if value := getattr(context.settings, name):
             passed.append(f'{name}="{value}"')
+    if witness:
+        passed.append(f'witness="{witness}"')
     if mesh is not None:
         passed.append(f"mesh={writer.mapping(mesh.shape)}")
     for name, value in promises_of(failure, kernel).items():

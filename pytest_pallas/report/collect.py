@@ -13,7 +13,7 @@ from pallas_sim.chips import Label
 from pallas_sim.errors import PallasError
 from pytest_pallas.backends.processes import gang, process_arguments
 from pytest_pallas.backends.protocol import code_of, label
-from pytest_pallas.errors import DIED, DeviceLostError, PeerError, facts_of
+from pytest_pallas.errors import DIED, DeviceLostError, PeerError, facts_of, witness_of
 from pytest_pallas.pytest_session import (
     PART_OUTCOME,
     PART_RESULT,
@@ -122,7 +122,7 @@ def attach(
         ended = outcome if builder is builders[-1] or outcome == "skipped" else "passed"
         fields: dict[str, Any] = {}
         if error is not None and ended in ("failed", "xfailed"):
-            fields |= error_fields(error)
+            fields |= {**error_fields(error), "witness": witness_of(error)}
         if ended != "passed":
             fields |= {"reason": reason, "replay": replay}
         if error is not None and ended == "failed":
@@ -227,6 +227,8 @@ def _replay(session: PytestSession, item: pytest.Item, error: BaseException) -> 
         command.append(f"--pallas-backend={'auto' if moved else label(backend)}")
     if session.config.getoption("pallas_max_examples") is not None:
         command.append(f"--pallas-max-examples={options.max_examples}")
+    if witness := witness_of(error):
+        command.append(f"--pallas-witness={witness}")
     if isinstance(error, DIED):
         command.append("--pallas-isolate=always")
     return command_of(item, command)

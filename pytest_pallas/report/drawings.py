@@ -697,6 +697,45 @@ def timeline(accesses: Sequence[Access]) -> Svg:
     return picture(_GRID_WIDTH, 170, title, *parts)
 
 
+#: Of a lane, of the names of lanes, and the width of a moment at most.
+_LANE, _NAMES, _MOMENT = 26.0, 150.0, 36.0
+
+
+def order(run: Mapping[str, Any]) -> Svg:
+    """Draw waits, signals and copies of a run in their order, a lane for each core."""
+    lanes, spans = run["lanes"], run["spans"]
+    most = max((span["end"] for span in spans), default=0) + 1
+    wide = min(_MOMENT, max(6.0, 700.0 / most))
+    right, bottom = _NAMES + wide * most, 24.0 + _LANE * len(lanes)
+
+    def middle(span: Mapping[str, Any]) -> float:
+        return 24 + _LANE * (span["lane"] + 0.5)
+
+    parts: list[Svg] = [text(_NAMES, 12, "time"), _arrow(_NAMES + 34, 8, right, 8)]
+    for lane, name in enumerate(lanes):
+        y = 24 + _LANE * (lane + 0.5)
+        parts += [text(0, y + 4, cut(name, 22)), line(_NAMES, y, right, y, "rule")]
+    for span in spans:
+        kind = "access-write" if span["stuck"] else f"order-{span['kind']}"
+        tooltip = f"{span['name']} at {span['line']}" + ", did not end" * span["stuck"]
+        x, width = _NAMES + wide * span["begin"], wide * (span["end"] - span["begin"] + 0.7)
+        parts.append(rect(x, middle(span) - 8, width, 16, kind, tooltip))
+    for first, second in run["arrows"]:
+        source, target = spans[first], spans[second]
+        begin = _NAMES + wide * (source["end"] + 0.35)
+        end = _NAMES + wide * (target["end"] + 0.35)
+        parts.append(line(begin, middle(source), end, middle(target), "axis"))
+    for moment, what in run["turns"]:
+        x = _NAMES + wide * min(moment, most)
+        tooltip = element("title", what)
+        parts.append(element("path", tooltip, d=f"M{x:.1f} 20V{bottom:.1f}", class_="bad-line"))
+    key = (("order-wait", "wait"), ("order-signal", "signal"), ("order-copy", "copy"),
+           ("access-write", "never ends"))  # fmt: skip
+    parts += _key(_NAMES, bottom + 8, 7.0, *key)
+    title = f"The order of a run: {len(spans)} waits, signals and copies on {len(lanes)} lanes"
+    return picture(max(right + 10, 480.0), bottom + 26, title, *parts)
+
+
 def part(access: Access) -> str:
     """Name the part of a buffer that is accessed: ``o_ref[0:8]``."""
     index = ", ".join(f"{start}:{stop}" for start, stop in access.index)

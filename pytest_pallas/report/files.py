@@ -271,6 +271,7 @@ def known_options(session: PytestSession) -> dict[str, Any]:
 _PLAIN = (
     *("backend", "devices", "processes", "profile", "max_examples", "max_bytes", "fuzz_time"),
     *("fuzz_rounds", "seed", "checks", "sanitize", "arithmetic", "read_fences", "golden"),
+    *("schedules", "witness"),
 )
 
 

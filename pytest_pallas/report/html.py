@@ -55,6 +55,7 @@ from pytest_pallas.report.drawings import (
     grid,
     heat,
     histogram,
+    order,
     part,
     point,
     resource,
@@ -64,6 +65,7 @@ from pytest_pallas.report.drawings import (
     timeline,
 )
 from pytest_pallas.report.inputs import covered
+from pytest_pallas.report.orders import counts_of, open_text
 from pytest_pallas.report.pictures import grids_of, lines_of, shown_of, sources_of
 from pytest_pallas.report.section import group_by, number
 from pytest_pallas.report.summary import backends_of, counts_text, grouped, times, worst
@@ -386,7 +388,17 @@ def _remark(record: Record) -> str:
     mesh = " ".join(f"{axis}={size}" for axis, size in record.mesh.items())
     notes = " ".join(note.text for note in record.notes)
     unverified = " ".join(f"unverified: {text}" for text in record.unverified)
-    return " ".join(filter(None, (mesh, record.reason, notes, unverified)))
+    return " ".join(filter(None, (mesh, record.reason, notes, unverified, _orders(record))))
+
+
+def _orders(record: Record) -> str:
+    """Write the verdicts of a check's calls in all their orders; "" if it asks for one only."""
+    orders = record.orders
+    if orders is None:
+        return ""
+    undecided = open_text(orders)
+    counts = f"Orders of {number(orders.calls, 'call')}: {counts_of(orders)}"
+    return f"{counts}; open: {undecided}" if undecided else counts
 
 
 def _order(record: Record) -> tuple[int, str]:
@@ -561,6 +573,8 @@ def _figures(record: Record) -> Iterator[Figure]:
         yield Figure("scatter", chart, f"The worst error of each example by the size of {name}.")
     for argument in pictures.get("arguments", ()):
         yield Figure("argument", cells(argument), _cells_caption(argument))
+    if pictures.get("order"):
+        yield _order_figure(record)
     for finding in (decode(Finding, data) for data in record.findings[:_FINDINGS]):
         if finding.kind == "race" and len(finding.accesses) == 2:
             yield _race(finding)
@@ -581,6 +595,26 @@ def _cells_caption(argument: Mapping[str, Any]) -> str:
     whole = len(rows) * len(rows[0]) == math.prod(shape)
     some = "" if whole else f"; the first {len(rows)} rows and {len(rows[0])} columns"
     return f"{argument['where']}, {argument['words']}. {kind}{some}."
+
+
+def _order_figure(record: Record) -> Figure:
+    """Draw the run in which a failure shows, with its steps as a table."""
+    run = record.pictures["order"]
+    rows = [
+        (run["lanes"][span["lane"]], span["name"] + ", never ends" * span["stuck"], span["line"])
+        for span in run["spans"]
+    ]
+    turns = "; ".join(what for _, what in run["turns"])
+    left_out = f" The first {run['left_out']:,} are left out." if run["left_out"] else ""
+    return Figure(
+        "order",
+        order(run),
+        "The order in which the failure shows: waits, signals and copies, and what each gives to "
+        f"which.{left_out} Red lines are where it leaves the plain order: {turns}. "
+        f"--pallas-witness={record.witness} runs it again, and --pallas-trace writes it to a file "
+        "for trace viewers.",
+        [("who", "does", "at"), *rows],
+    )
 
 
 def _race(finding: Finding) -> Figure:

@@ -8,6 +8,8 @@ errors of an output.
 
 from __future__ import annotations
 
+import bisect
+import itertools
 import linecache
 import math
 from collections.abc import Iterable, Mapping
@@ -18,16 +20,18 @@ import numpy as np
 
 from pallas_sim.dtypes import Array, is_complex, is_exact, wide
 from pallas_sim.errors import PallasError
-from pallas_sim.findings import Finding, read
+from pallas_sim.findings import Finding, read, short
+from pytest_pallas.backends.simulators import Simulator
 from pytest_pallas.checks.context import CheckResult, ComparedOutputs
 from pytest_pallas.checks.verdict import contents_of, raised_frames, writer_of
 from pytest_pallas.draw.arguments import Arguments
-from pytest_pallas.errors import facts_of
+from pytest_pallas.errors import facts_of, witness_of
 from pytest_pallas.grid.analysis import Analysis
 from pytest_pallas.grid.model import GridCall, GridWindow, writers_of
 from pytest_pallas.judge.explanation import in_words
 from pytest_pallas.judge.tolerance import Comparison, measure
 from pytest_pallas.report.drawings import LEVELS
+from pytest_pallas.report.traces import failing_run
 
 if TYPE_CHECKING:
     from pytest_pallas.run.result import Result
@@ -56,6 +60,8 @@ def shown_of(error: PallasError) -> Mapping[str, Any]:
         if facts_of(error).failure.result is not None:
             pictures |= errors_of(facts_of(error).failure.result)
         pictures["arguments"] = arguments_of(facts_of(error).failure.context.arguments)
+    if witness_of(error):
+        pictures["order"] = order_of(error)
     if facts_of(error).analysis is not None:
         pictures["grids"] = grids_of(facts_of(error).analysis)
     pictures["sources"] = sources_of([*lines_of(error.findings), *_raised_at(error)])
@@ -79,6 +85,79 @@ def examples_of(builder: Result) -> list[dict[str, Any]]:
 def plain(number: float) -> float | str:
     """Round a number to the digits that a picture needs, for JSON."""
     return float(f"{number:.4g}") if math.isfinite(number) else str(number)
+
+
+# The order of threads and copies in which a failure shows.
+
+#: Limit on what cores and copies do in a picture; the last things are kept.
+_SPANS = 120
+
+
+def order_of(error: PallasError) -> dict[str, Any]:
+    """Picture the run in which a failure shows: its waits, signals and copies.
+
+    The picture has the names of its ``lanes``; the ``spans`` on them, with ``lane``, ``kind``,
+    ``name``, ``line``, ``begin``, ``end`` and ``stuck``, whether it did not end; the ``arrows``
+    from one span to another, by number; and the ``turns`` where the order leaves the plain one,
+    each with its moment and what happened. Time counts the moments at which something happens.
+    """
+    ran = failing_run(error)
+    if ran is None or not isinstance(ran.backend, Simulator):
+        return {}
+    timeline, _ = ran.backend.trace(ran.call.with_settings(observer=None))
+    timeline.close()
+    every: list[Any] = [span for span in timeline.spans if span.kind in ("wait", "signal")]
+    every = sorted((*every, *timeline.copies), key=lambda span: (span.begin, span.end))
+    shown = every[-_SPANS:]
+    lanes = _lanes(shown)
+    names = sorted(set(lanes.values()))
+    times = sorted({time for span in shown for time in (span.begin, span.end)})
+    numbers = {id(span): number for number, span in enumerate(shown)}
+    ends = [(numbers.get(id(a.source)), numbers.get(id(a.target))) for a in timeline.arrows]
+    return {
+        "lanes": [name for *_, name in names],
+        "spans": [
+            {
+                "lane": names.index(lanes[id(span)]),
+                "kind": getattr(span, "kind", "copy"),
+                "name": span.name,
+                "line": short(str(span.facts.get("line", ""))),
+                "begin": times.index(span.begin),
+                "end": times.index(span.end),
+                "stuck": getattr(span, "unfinished", False),
+            }
+            for span in shown
+        ],
+        "arrows": [list(pair) for pair in ends if None not in pair],
+        "turns": [
+            [bisect.bisect_left(times, time), what]
+            for time, _, what in timeline.turns
+            if times and time >= times[0]
+        ],
+        "left_out": len(every) - len(shown),
+    }
+
+
+def _lanes(spans: Iterable[Any]) -> dict[int, tuple[int, int, str]]:
+    """Return the lane of each span, by its id: device, number and name.
+
+    The lanes of cores have number 0. Copies of a device that are under way at the same time have
+    several.
+    """
+    lanes: dict[int, tuple[int, int, str]] = {}
+    free: dict[tuple[int, int, str], int] = {}
+    for span in spans:
+        device, copy = span.owner.device, not hasattr(span, "kind")
+        name = f"copies of device {device}" if copy else str(span.owner)
+        numbers = itertools.count(1) if copy else (0,)
+        lane = next(
+            key
+            for key in ((device, number, name) for number in numbers)
+            if not copy or free.get(key, -1) < span.begin
+        )
+        free[lane] = span.end
+        lanes[id(span)] = lane
+    return lanes
 
 
 # The source code around findings.

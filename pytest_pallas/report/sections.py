@@ -14,6 +14,7 @@ MODULES = (
     "report.terminal",
     "report.inputs",
     "report.coverage",
+    "report.orders",
     "compile.report",
     "mutate.report",
     "replay.report",
@@ -22,7 +23,7 @@ MODULES = (
 
 #: The order in the terminal, by name. Sections that are not here come last.
 _ORDER = (
-    *("results", "footnotes", "not applicable", "inputs", "coverage", "distinct"),
+    *("results", "footnotes", "not applicable", "inputs", "coverage", "orders", "distinct"),
     *("untried inputs", "unreached"),
     *("compilers", "mutants", "minimums", "costs", "goldens", "fleet"),
 )

@@ -30,7 +30,7 @@ _CONFIGURING = frozenset(
 #: Options of the plugin that are repeated as they were given; callers add those of the example.
 _REPEATED = frozenset(
     f"pallas_{name}"
-    for name in ("golden", "golden_dir", "cost", "cost_file", "cost_limit", "timeout")
+    for name in ("golden", "golden_dir", "cost", "cost_file", "cost_limit", "timeout", "schedules")
 )
 
 #: Values of ``-p`` that change what a run writes, and not what it runs.

@@ -36,6 +36,7 @@ from pytest_pallas.errors import (
     NeedsIsolation,
     PeerError,
     facts_of,
+    witness_of,
 )
 from pytest_pallas.isolate.leaks import leaving_nothing
 from pytest_pallas.options import Options
@@ -311,6 +312,8 @@ class SpecItem(pytest.Item):
             command.append(f"--pallas-arithmetic={options.arithmetic}")
         if options.read_fences:
             command.append(f"--pallas-read-fences={options.read_fences}")
+        if witness := witness_of(error):
+            command.append(f"--pallas-witness={witness}")
         again = options.replay.file or blob_of(error) or options.replay.blob
         command.append(f"--pallas-replay={again}" if again else f"--pallas-seed={options.seed}")
         if isinstance(error, DIED):

@@ -12,7 +12,7 @@ from pallas_sim.findings import Text
 from pytest_pallas.backends.protocol import Backend, code_of, label
 from pytest_pallas.coverage import reached_to_json
 from pytest_pallas.decoding import Count, Seconds
-from pytest_pallas.record import Note, PlainCompiled, Record, note_of
+from pytest_pallas.record import Note, Orders, PlainCompiled, Record, note_of, orders_of
 
 if TYPE_CHECKING:
     from pytest_pallas.checks.context import CheckResult
@@ -56,6 +56,7 @@ class ExampleResults:
       failed: whether an example failed.
       points: the errors of examples, for a picture.
       coverage: what of the kernel ran on a simulator, also in runs that failed or do not count.
+      orders: in how many orders, likewise; None if the check asks for one only.
     """
 
     examples: Count = 0
@@ -73,6 +74,7 @@ class ExampleResults:
     used_goldens: dict[str, None] = field(default_factory=dict[str, None])
     points: list[ExamplePoint] = field(default_factory=list[ExamplePoint])
     coverage: tuple[Reached, ...] = ()
+    orders: Orders | None = None
 
 
 @dataclass(kw_only=True)
@@ -84,6 +86,7 @@ class Result(ExampleResults):
       source: ``file:line`` of the kernel's function, or "".
       inputs: what was drawn; one for each example.
       earlier: number of examples of the same test that another result counted before.
+      final: whether no further example will count: ``withdrawn`` holds for all of them.
       mutants: the verdicts on mutants, as plain values.
       unreached: reasons why a part of the kernel need not run, as in ``KernelSpec.unreached``.
     """
@@ -96,6 +99,7 @@ class Result(ExampleResults):
     mesh: Mapping[str, int] = field(default_factory=dict[str, int])
     inputs: list[Inputs] = field(default_factory=list["Inputs"])
     earlier: int = 0
+    final: bool = False
     mutants: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
     unreached: Mapping[str, str] = field(default_factory=dict[str, str])
 
@@ -132,10 +136,10 @@ class Result(ExampleResults):
         self.inputs.append(inputs_of(arguments))
         self._add_point(ExamplePoint(dims=_dims(arguments)))
 
-    def withdraw(self, reason: str = "") -> None:
-        """Undo the last ``begin``: the check does not apply to the example."""
+    def withdraw(self, reason: str = "", *, final: bool = False) -> None:
+        """Undo the last ``begin``: the check does not apply to the example, or to any if final."""
         self.examples -= 1
-        self.withdrawn = reason
+        self.withdrawn, self.final = reason, final
         self.inputs.pop()
         self.points.pop()
 
@@ -176,9 +180,10 @@ class Result(ExampleResults):
                 self.baseline = comparison.baseline_error
                 self.multiple = comparison.multiple
 
-    def cover(self, runs: Iterable[tuple[Reached, ...]]) -> None:
-        """Add what of the kernel ran in some runs."""
+    def cover(self, runs: Iterable[tuple[Reached, ...]], orders: Iterable[Orders] = ()) -> None:
+        """Add what of the kernel ran in some runs, and in how many orders."""
         self.coverage = merged((self.coverage, *runs))
+        self.orders = orders_of((self.orders, *orders))
 
     def explain(self, reasons: Mapping[tuple[Point, str], str]) -> None:
         """Say why no example went some ways.
@@ -213,9 +218,10 @@ class Result(ExampleResults):
         self.inputs += later.inputs
         self.evidence += later.evidence
         self.withdrawn = later.withdrawn or self.withdrawn
+        self.final |= later.final
         self.goldens.update(later.goldens)
         self.used_goldens.update(later.used_goldens)
-        self.cover((later.coverage,))
+        self.cover((later.coverage,), () if later.orders is None else (later.orders,))
         for point in later.points:
             self._add_point(point)
         if later.failed or _is_worse(later, self):
@@ -276,6 +282,7 @@ class Result(ExampleResults):
             mutants=tuple(self.mutants),
             coverage=tuple(map(reached_to_json, self.coverage)),
             unreached=self.unreached if self.coverage else {},
+            orders=self.orders,
             **drawn,
             **rest,
         )

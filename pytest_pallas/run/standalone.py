@@ -27,7 +27,7 @@ from pytest_pallas.spec import KernelSpec
 #: The keyword arguments that ``pallas_check`` takes from pytest's options and marks.
 _OF_THE_RUN = (
     *("backend", "seed", "timeout", "sanitize", "max_examples", "devices", "arithmetic"),
-    "read_fences",
+    *("read_fences", "schedules", "witness"),
 )
 
 
@@ -45,6 +45,8 @@ def check(
     devices: int | None = None,
     arithmetic: str = "",
     read_fences: str = "",
+    schedules: int | None = None,
+    witness: str = "",
     **keywords: Unpack[CheckKeywords],
 ) -> Any:
     """Verify a kernel against its reference: ``check(kernel, *args, reference=jnp_function)``.
@@ -82,6 +84,10 @@ def check(
       read_fences: which TMA copies of a simulated GPU need a fence after threads have read what
         they overwrite: ``"kernel"``, those that the kernel starts itself (the default), ``"all"``,
         also those of JAX's pipelines, or ``"none"``.
+      schedules: the most runs of the kernel in other orders of its threads and copies, on a
+        simulator; by default 20. 1: none.
+      witness: the order in which ``forward``, ``races``, ``dma``, ``deadlock`` and ``schedule`` run
+        the kernel, as a failure names it.
       reference: the same function in jnp, called ``reference(*args, **options)``. A function needs
         it, except on a compiling backend.
       exact: whether small integers held in floats must give a bitwise equal output, or the largest
@@ -124,8 +130,10 @@ def check(
     own = tuple(one for one in listed(keywords.get("checks", ())) if isinstance(one, Check))
     peers = _names_of_peers(kernel, keywords)
     settings: dict[str, Any] = {"seed": seed, "timeout": timeout, "sanitize": sanitize}
-    of_simulators = {"arithmetic": arithmetic, "read_fences": read_fences}
+    of_simulators = {"arithmetic": arithmetic, "read_fences": read_fences, "witness": witness}
     settings |= {name: value for name, value in of_simulators.items() if value}
+    if schedules is not None:
+        settings["schedules"] = schedules
     if max_examples is not None:
         settings["max_examples"] = max_examples
     run = _run_options(settings, count, (*peers, backend))

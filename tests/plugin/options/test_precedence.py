@@ -42,6 +42,13 @@ CASES = {
         ("arithmetic='chip'", "chip"),
     ),
     "read_fences": ("", ("all", "all"), ("none", "none"), ("read_fences='kernel'", "kernel")),
+    "schedules": (20, ("3", 3), ("4", 4), ("schedules=5", 5)),
+    "witness": (
+        "",
+        ("1-v6e-3fa29c1d", "1-v6e-3fa29c1d"),
+        ("1-v5p-3fa29c1d-12.1", "1-v5p-3fa29c1d-12.1"),
+        ("witness='1-v6e-3fa29c1d-0.2'", "1-v6e-3fa29c1d-0.2"),
+    ),
     "timeout": (60.0, ("3", 3.0), ("4.5", 4.5), ("timeout=5", 5.0)),
     "isolate": ("auto", ("never", "never"), ("always", "always"), ("isolate='never'", "never")),
     "shrink_time": (0.0, ("20", 20.0), ("30", 30.0), ("shrink_time=40", 40.0)),
