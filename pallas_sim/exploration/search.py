@@ -363,6 +363,7 @@ class Search:
     count: int = 0
     left: bool = True
     vain: set[tuple[Any, Hashable, int]] = field(default_factory=set[tuple[Any, Hashable, int]])
+    _known_races: set[tuple[int, int]] = field(default_factory=set[tuple[int, int]])
 
     @property
     def known(self) -> int:
@@ -380,13 +381,15 @@ class Search:
             ((name, count),) = step.seen.items()
             self.vain.add((past.knowledge(len(past.steps) - 1), name, count))
         for earlier, later in past.races:
-            if earlier < len(nodes) and not self._is_vain(past, earlier, later):
+            known = (earlier, later) in self._known_races
+            if earlier < len(nodes) and not known and not self._is_vain(past, earlier, later):
                 _want_reversal(nodes[earlier], past, earlier, later)
         if explorer.spun and step is not None:
             _want_others(nodes[-1], step)
         while nodes and not _untried(nodes[-1]):
             nodes.pop()
         self.left = bool(nodes)
+        self._known_races = {race for race in past.races if race[1] < len(nodes) - 1}
         if nodes:
             nodes[-1].chosen = _untried(nodes[-1])[0]
 
