@@ -397,6 +397,11 @@ class Explorer(Choices):
             operation = ("take", name)
             step = ExploredStep(actor, {operation: 0}, where={operation: where})
             self.past.add(step, (), everyone=False)
+        counts: Counter[Hashable] = Counter()
+        for one, name in self._names.values():
+            if isinstance(one, Semaphore):
+                counts[name] += one.count
+        self.past.begin_with(counts)
 
     def _end_step(self) -> None:
         """Take the events since the step began."""
