@@ -102,13 +102,13 @@ class SyncGroup:
         return self.error or "the results differ"
 
     @property
-    def place(self) -> str:
+    def where(self) -> str:
         """The sites in one line."""
         return place_of(self.sites)
 
     def __str__(self) -> str:
         """Status, sites, and what happens without them."""
-        sites = self.place
+        sites = self.where
         return f"{LABELS[self.status]:<14} {sites}\n{'':14} without: {self.effect}{self.shown_by}"
 
     @property
@@ -202,7 +202,7 @@ class SynchronizationReport:
         shown = shown or "no synchronisation"
         lines = [f"{_devices(self.devices)} ({self.target}): {shown}", *map(str, self.groups)]
         if self.together:
-            sites = "; ".join(group.place for group in self.together)
+            sites = "; ".join(group.where for group in self.together)
             lines.append(f"can be left out together (chosen greedily): {sites}")
         return "\n".join(lines)
 
@@ -562,7 +562,7 @@ def _takings(log: SiteLog) -> set[tuple[SyncSite, SyncSite]]:
     """
     depth: Counter[int] = Counter()
     coming: dict[Semaphore, deque[list[int]]] = defaultdict(deque)
-    given: dict[Semaphore, list[tuple[int, int, SyncSite | None, int]]] = defaultdict(list)
+    increments: dict[Semaphore, list[tuple[int, int, SyncSite | None, int]]] = defaultdict(list)
     waits: dict[Semaphore, list[Waited]] = defaultdict(list)
     for order, event in enumerate(_events(log)):
         if isinstance(event, (Signalled, Started)):
@@ -571,7 +571,7 @@ def _takings(log: SiteLog) -> set[tuple[SyncSite, SyncSite]]:
             amount = event.amount if signalled else event.copy.size
             for semaphore in semaphores:
                 entry = (depth[event.thread], order, log.of_event.get(event), amount)
-                given[semaphore].append(entry)
+                increments[semaphore].append(entry)
                 coming[semaphore].append([depth[event.thread], amount])
         elif isinstance(event, Waited):
             waits[event.semaphore].append(event)
@@ -579,7 +579,9 @@ def _takings(log: SiteLog) -> set[tuple[SyncSite, SyncSite]]:
             depth[event.thread] = max(depth[event.thread], before) + 1
     pairs: set[tuple[SyncSite, SyncSite]] = set()
     for semaphore, events in waits.items():
-        units = deque([site, n] for _, _, site, n in sorted(given[semaphore], key=_depth_and_order))
+        units = deque(
+            [site, n] for _, _, site, n in sorted(increments[semaphore], key=_depth_and_order)
+        )
         for event in events:
             wait = log.of_event.get(event)
             sites = [site for site, _ in units]
@@ -631,12 +633,12 @@ class SyncThreshold:
     def __str__(self) -> str:
         """``needed from 6 devices on: signal at kernel.py:41``."""
         if self.needed_from is not None:
-            return f"needed from {_devices(self.needed_from)} on: {self.place}"
+            return f"needed from {_devices(self.needed_from)} on: {self.where}"
         devices, status = self.statuses[-1]
-        return f"{LABELS[status]} on {_devices(devices)}: {self.place}"
+        return f"{LABELS[status]} on {_devices(devices)}: {self.where}"
 
     @property
-    def place(self) -> str:
+    def where(self) -> str:
         """The sites in one line."""
         return place_of(self.sites)
 
