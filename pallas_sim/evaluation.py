@@ -19,6 +19,8 @@ from typing import Any
 import numpy as np
 
 from pallas_sim.compat.jaxprs import (
+    CALLS,
+    called,
     composition,
     home_of_primitive,
     is_literal,
@@ -35,15 +37,6 @@ from pallas_sim.memory import from_jax, to_jax
 from pallas_sim.points import Site, operand_site
 from pallas_sim.registry import Equation, Evaluate, find_rule
 from pallas_sim.sites import SyncSite, site_of
-
-#: Primitives that call another program with their own operands.
-CALLS = frozenset(
-    {
-        *("jit", "pjit", "closed_call", "core_call", "eval_jaxpr", "checkpoint", "remat2"),
-        *("custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr"),
-        *("custom_vmap_call", "composite", "custom_partitioning", "xla_metadata_call"),
-    }
-)
 
 #: Calls of up to so many equations are replaced by them: calling costs as much as two or three.
 _SHORT = 64
@@ -139,12 +132,6 @@ def prepare_lifted(jaxpr: Any, around: str = "") -> Program:
     if program is None:
         program = _LIFTED[jaxpr] = _prepared(open_jaxpr(jaxpr)[0], None, around)
     return program
-
-
-def called(params: Mapping[str, Any]) -> Any:
-    """Return the jaxpr that a call with these parameters runs."""
-    names = ("jaxpr", "call_jaxpr", "fun_jaxpr", "call")
-    return next(params[name] for name in names if name in params)
 
 
 def _prepared(jaxpr: Any, consts: Sequence[Any] | None, around: str = "") -> Program:

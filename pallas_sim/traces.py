@@ -9,7 +9,7 @@ machine imports them from here, and follows JAX's changes by upgrading this pack
 - the grid and the blocks of a ``pallas_call``: ``grid_facts``, a ``GridFacts`` of ``BlockFacts``;
 - what a kernel does with memory: ``space_of``, ``written_inputs``, ``is_indexer``;
 - the user's lines: ``source_line``, ``note_callers``, ``place_of_call``, a ``Spot``;
-- other programs of a trace: ``without_dead_code``, ``discharged``;
+- other programs of a trace: ``called``, ``expanded``, ``without_dead_code``, ``discharged``;
 - tracing itself, for compilers: ``interpret_ignored``, ``exact_exports``, ``limit_traces``.
 """
 
@@ -27,10 +27,14 @@ from pallas_sim.compat.grids import (
     written_for,
 )
 from pallas_sim.compat.jaxprs import (
+    CALLS,
     FOREIGN_PRIMITIVES,
     KERNEL_PRIMITIVES,
     argument_names,
+    called,
     discharged,
+    expanded,
+    is_dropped,
     is_literal,
     is_reference,
     kernel_name,
@@ -60,6 +64,7 @@ from pallas_sim.compat.source import (
 from pallas_sim.transforms import Operand
 
 __all__ = [
+    "CALLS",
     "FOREIGN_PRIMITIVES",
     "KERNEL_PRIMITIVES",
     "BlockFacts",
@@ -67,14 +72,17 @@ __all__ = [
     "Operand",
     "Spot",
     "argument_names",
+    "called",
     "discharged",
     "exact_exports",
+    "expanded",
     "grid_facts",
     "home_of",
     "in_body",
     "interpret_ignored",
     "is_call_stack",
     "is_compiler_error",
+    "is_dropped",
     "is_indexer",
     "is_literal",
     "is_machinery",

@@ -24,6 +24,10 @@ from pytest_pallas.backends.protocol import Call as Call
 from pytest_pallas.backends.protocol import Outcome as Outcome
 from pytest_pallas.backends.protocol import RunSettings as RunSettings
 from pytest_pallas.backends.registry import Family as Family
+from pytest_pallas.candidates.judge import verify as verify
+from pytest_pallas.candidates.judge import verify_many as verify_many
+from pytest_pallas.candidates.verdicts import Counterexample as Counterexample
+from pytest_pallas.candidates.verdicts import Report as Report
 from pytest_pallas.checks import Check as Check
 from pytest_pallas.checks import declare_check as declare_check
 from pytest_pallas.checks import declare_sanitizer as declare_sanitizer
@@ -50,6 +54,7 @@ from pytest_pallas.errors import NoPallasCallError as NoPallasCallError
 from pytest_pallas.errors import NotApplicableError as NotApplicableError
 from pytest_pallas.errors import OutOfMemoryError as OutOfMemoryError
 from pytest_pallas.errors import PeerError as PeerError
+from pytest_pallas.errors import ProgramError as ProgramError
 from pytest_pallas.errors import RaceError as RaceError
 from pytest_pallas.errors import ShapeLanguageError as ShapeLanguageError
 from pytest_pallas.errors import SpecError as SpecError
@@ -60,6 +65,7 @@ from pytest_pallas.fixture_types import PallasCheck as PallasCheck
 from pytest_pallas.fixture_types import PallasCompile as PallasCompile
 from pytest_pallas.fixture_types import PallasMesh as PallasMesh
 from pytest_pallas.fixture_types import PallasRun as PallasRun
+from pytest_pallas.fixture_types import PallasVerify as PallasVerify
 from pytest_pallas.grid.analysis import Analysis as Analysis
 from pytest_pallas.grid.findings import GridFinding as GridFinding
 from pytest_pallas.judge.tolerance import Comparison as Comparison

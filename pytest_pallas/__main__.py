@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from pallas_sim.errors import OptionError
 from pytest_pallas import __version__, barriers, examine, mcp_server, scaffold
+from pytest_pallas.candidates import command as verify
 from pytest_pallas.distribute import merge
 
 
@@ -25,7 +26,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--version", action="version", version=f"pytest-pallas {__version__}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
-    for command in (scaffold, merge, examine, barriers, mcp_server):
+    for command in (scaffold, merge, examine, barriers, verify, mcp_server):
         command.add_parser(commands)
     options = parser.parse_args(arguments)
     try:

@@ -64,8 +64,27 @@ class DrawTooLargeError(SpecError):
     """A draw does not fit within ``--pallas-max-bytes``, or the check of a call into memory."""
 
 
+class ProgramError(PallasError):
+    """A traced program cannot be written as data, or bytes are no program.
+
+    Attributes:
+      name: the primitive or the type that cannot cross; "" if it is something else.
+    """
+
+    name = ""
+
+
 class NotApplicableError(SpecError):
-    """A check does not apply to this kernel, or on this backend."""
+    """A check does not apply to this kernel, or on this backend.
+
+    Attributes:
+      final: whether it applies to no other example of the kernel.
+    """
+
+    def __init__(self, *args: Any, final: bool = False) -> None:
+        """With this message."""
+        super().__init__(*args)
+        self.final = final
 
 
 class NeedsIsolation(BaseException):

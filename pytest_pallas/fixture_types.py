@@ -20,6 +20,7 @@ from pytest_pallas.spec import CallProperties
 if TYPE_CHECKING:
     from jax.sharding import Mesh
 
+    from pytest_pallas.candidates.verdicts import Report
     from pytest_pallas.checks import Check
     from pytest_pallas.compile.service import CompileReport
     from pytest_pallas.judge.tolerance import AnyTolerance
@@ -285,4 +286,13 @@ class PallasMesh(Protocol):
         Raises:
           DeviceError: a size is wrong, or there are no axes at all.
         """
+        ...
+
+
+@runtime_checkable
+class PallasVerify(Protocol):
+    """The fixture ``pallas_verify``: the arguments are those of ``pytest_pallas.verify``."""
+
+    def __call__(self, kernel: Any, /, *args: Any, **options: Any) -> Report:
+        """Judge a kernel, and fail unless it passes."""
         ...

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from jax.sharding import Mesh
 
     from pytest_pallas.backends.protocol import Backend, Outcome
+    from pytest_pallas.candidates.verdicts import Report
     from pytest_pallas.compile.service import CompileReport
     from pytest_pallas.fixture_types import (
         PallasBenchmark,
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
         PallasCompile,
         PallasMesh,
         PallasRun,
+        PallasVerify,
     )
     from pytest_pallas.pytest_session import PytestSession
     from pytest_pallas.spec import KernelSpec
@@ -385,3 +387,25 @@ def _chosen(session: PytestSession) -> Sequence[Backend]:
     if not backends:
         pytest.skip(f"no backend for this test: {reason}")
     return backends
+
+
+@pytest.fixture(scope="module")
+def pallas_verify(request: pytest.FixtureRequest) -> PallasVerify:
+    """Judge somebody else's kernel: ``pallas_verify("file.py:fn", reference, "m k, k n")``.
+
+    Its code runs in a sandboxed process only. The arguments are those of ``pytest_pallas.verify``;
+    the seed is that of the run unless it is given. The test fails with the report, unless the
+    candidate passes.
+    """
+    session = current(request.config)
+
+    def verified(kernel: Any, /, *args: Any, **options: Any) -> Report:
+        __tracebackhide__ = True
+        from pytest_pallas.candidates.judge import verify
+
+        report = verify(kernel, *args, **{"seed": session.options.seed, **options})
+        if not report.passed:
+            pytest.fail(str(report), pytrace=False)
+        return report
+
+    return verified

@@ -16,7 +16,7 @@ from __future__ import annotations
 import functools
 import importlib
 import inspect
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, cast
@@ -31,6 +31,15 @@ KERNEL_PRIMITIVES = frozenset({"pallas_call", "core_map", "mpmd_map"})
 #: Primitives that run a kernel of another language, which JAX passes on as it is: jax-triton 0.4.1.
 FOREIGN_PRIMITIVES = frozenset({"triton_kernel_call"})
 
+
+#: Primitives that call another program with their own operands.
+CALLS = frozenset(
+    {
+        *("jit", "pjit", "closed_call", "core_call", "eval_jaxpr", "checkpoint", "remat2"),
+        *("custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr"),
+        *("custom_vmap_call", "composite", "custom_partitioning", "xla_metadata_call"),
+    }
+)
 
 #: Types of most parameters of equations, which have no jaxpr inside.
 _PLAIN = frozenset({type(None), bool, int, float, str})
@@ -50,6 +59,12 @@ def sub_jaxprs(eqn: Any) -> Iterator[Any]:
             yield value.jaxpr
         elif isinstance(value, (tuple, list)):
             stack.extend(cast("Sequence[Any]", value))
+
+
+def called(params: Mapping[str, Any]) -> Any:
+    """Return the jaxpr that a call with these parameters runs."""
+    names = ("jaxpr", "call_jaxpr", "fun_jaxpr", "call")
+    return next(params[name] for name in names if name in params)
 
 
 def open_jaxpr(jaxpr: Any) -> tuple[Any, Sequence[Any]]:

@@ -312,7 +312,7 @@ def resident_bytes(pid: int) -> int:
     Shared pages count for each process. A process that ended, or cannot be read (there is no
     ``/proc`` outside Linux), counts as 0.
     """
-    return sum(_resident_pages(process) for process in _family(pid)) * _PAGE_BYTES
+    return sum(_resident_pages(process) for process in family_of(pid)) * _PAGE_BYTES
 
 
 def _resident_pages(pid: int) -> int:
@@ -323,7 +323,7 @@ def _resident_pages(pid: int) -> int:
         return 0
 
 
-def _family(pid: int) -> Iterator[int]:
+def family_of(pid: int) -> Iterator[int]:
     """Yield ``pid`` and its descendants, which are listed under the thread that started them."""
     waiting = [pid]
     while waiting:

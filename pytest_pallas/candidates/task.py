@@ -1,0 +1,262 @@
+"""The task: the reference, and the calls that a candidate is judged on; also whether it is one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from pallas_sim.errors import OptionError
+from pytest_pallas.candidates.sandbox import Case
+from pytest_pallas.draw.arguments import Arguments, as_arguments
+from pytest_pallas.draw.arrays import arrays
+from pytest_pallas.draw.examples import choose
+from pytest_pallas.draw.sizes import parse
+from pytest_pallas.errors import KernelReferenceError
+
+#: Numbers of calls: those that stand for the shapes that were given, and the hidden ones.
+GIVEN, HIDDEN = 2, 20
+
+#: Most elements of an array: simulating more takes long.
+MOST_ELEMENTS = 1 << 16
+
+#: Below this, the answers of float32 are no numbers to compare.
+_TINY = 1e-30
+
+
+@dataclass(frozen=True, kw_only=True)
+class DrawnCall:
+    """A call of the task.
+
+    Attributes:
+      arguments: the values; the candidate never sees them.
+      case: their shapes, dtypes and options, which it sees.
+      example: the choices of the draw, as text.
+      hidden: whether its shape was not given.
+    """
+
+    arguments: Arguments
+    case: Case
+    example: str
+    hidden: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class KernelTask:
+    """What candidates are to compute.
+
+    Attributes:
+      reference: the same function in jnp.
+      calls: what they are judged on: the given shapes first.
+      seed: of the draws.
+      differentiable: positions to differentiate by.
+      doubts: what is doubtful about it, one sentence each.
+      fault: why nothing can be judged by it; "".
+    """
+
+    reference: Callable[..., Any]
+    calls: tuple[DrawnCall, ...]
+    seed: int
+    differentiable: tuple[int, ...] = ()
+    doubts: tuple[str, ...] = ()
+    fault: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskInputs:
+    """How the calls of a task are drawn.
+
+    Attributes:
+      inputs: shapes such as ``"m k, k n"``, a strategy of hypothesis, or a sequence of arrays and
+        ``jax.ShapeDtypeStruct``.
+      dtypes: one for all arrays, or one for each.
+      sizes: sizes of the given call, by name.
+      options: keyword arguments of every call.
+      around: tile size around which dimensions are drawn.
+      hidden: the number of hidden calls.
+    """
+
+    inputs: Any
+    dtypes: tuple[str, ...] = ("float32",)
+    sizes: Mapping[str, int] = field(default_factory=dict[str, int])
+    options: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    around: int = 128
+    hidden: int = HIDDEN
+
+
+def task_of(
+    reference: Callable[..., Any],
+    inputs: TaskInputs,
+    *,
+    seed: int,
+    differentiable: Sequence[int] = (),
+) -> KernelTask:
+    """Draw the calls of a task, and judge it.
+
+    Raises:
+      OptionError: ``inputs`` cannot be understood.
+      ShapeLanguageError: a text of shapes cannot be understood.
+      KernelReferenceError: the reference raises.
+    """
+    calls = tuple(_calls(inputs, seed))
+    if not calls:
+        raise OptionError("the inputs draw no call; give shapes, such as 'm k, k n'")
+    doubts: list[str] = []
+    if any(call.example == "replaced zeros" for call in calls):
+        doubts.append("arguments of zeros were replaced by drawn values: zeros hide what is wrong")
+    more, fault = _judged(reference, calls)
+    return KernelTask(
+        reference=reference,
+        calls=calls,
+        seed=seed,
+        differentiable=tuple(differentiable),
+        doubts=(*doubts, *more),
+        fault=fault,
+    )
+
+
+def _calls(inputs: TaskInputs, seed: int) -> Iterator[DrawnCall]:
+    given = inputs.inputs
+    if isinstance(given, str):
+        yield from _of_shapes(inputs, given, seed)
+    elif hasattr(given, "example"):
+        drawn = choose(given, seed=seed, examples=GIVEN + inputs.hidden)
+        for number, (name, value) in enumerate(drawn.items()):
+            yield _call(as_arguments(value), inputs, name, hidden=number >= GIVEN)
+    elif isinstance(given, Sequence):
+        yield from _of_arrays(inputs, given, seed)
+    else:
+        raise OptionError(
+            "inputs must be shapes such as 'm k, k n', a strategy, or a sequence of arrays, not "
+            f"{given!r}"
+        )
+
+
+def _of_shapes(inputs: TaskInputs, shapes: str, seed: int) -> Iterator[DrawnCall]:
+    spec = parse(shapes)
+    dtypes: Any = inputs.dtypes[0] if len(inputs.dtypes) == 1 else inputs.dtypes
+    unknown = set(inputs.sizes) - set(spec.names)
+    if unknown:
+        raise OptionError(
+            f"there is no size {sorted(unknown)[0]!r} in {shapes!r}; it has {', '.join(spec.names)}"
+        )
+    first = GIVEN
+    if inputs.sizes:
+        first = 1
+        fixed = {name: int(size) for name, size in inputs.sizes.items()}
+        strategy = arrays(spec, dtype=dtypes, dims=fixed, max_elements=1 << 30)
+        for name, value in list(choose(strategy, seed=seed, examples=1).items()):
+            yield _call(as_arguments(value), inputs, name, hidden=False)
+    strategy = arrays(spec, dtype=dtypes, around=inputs.around, max_elements=MOST_ELEMENTS)
+    count = inputs.hidden + (0 if inputs.sizes else first)
+    drawn = choose(strategy, seed=seed, examples=count)
+    for number, (name, value) in enumerate(drawn.items()):
+        hidden = bool(inputs.sizes) or number >= first
+        yield _call(as_arguments(value), inputs, name, hidden=hidden)
+
+
+def _of_arrays(inputs: TaskInputs, given: Sequence[Any], seed: int) -> Iterator[DrawnCall]:
+    """Yield calls of the shapes of arrays: their values, and others."""
+    rng = np.random.default_rng(seed)
+    listed = [np.asarray(value) if not hasattr(value, "dtype") else value for value in given]
+    for number in range(1 + min(inputs.hidden, 4)):
+        values: list[Any] = []
+        example = "given" if number == 0 else f"values {number}"
+        for value in listed:
+            known = hasattr(value, "__array__") and number == 0
+            array = np.asarray(value) if known else None
+            if array is not None and array.size and not array.any() and array.dtype.kind in "fcV":
+                array, example = None, "replaced zeros"
+            values.append(_drawn(rng, value) if array is None else array)
+        yield _call(Arguments(args=tuple(values)), inputs, example, hidden=number > 0)
+
+
+def _drawn(rng: np.random.Generator, like: Any) -> Any:
+    dtype = np.dtype(like.dtype)
+    if dtype.kind == "b":
+        return rng.random(like.shape) < 0.5
+    if dtype.kind in "iu":
+        return np.asarray(like) if hasattr(like, "__array__") else np.zeros(like.shape, dtype)
+    return rng.standard_normal(like.shape).astype(dtype)
+
+
+def _call(arguments: Arguments, inputs: TaskInputs, example: str, *, hidden: bool) -> DrawnCall:
+    options = {**inputs.options, **arguments.options, **arguments.tuning}
+    for name, value in options.items():
+        if value is not None and not isinstance(value, (bool, int, float, str)):
+            raise OptionError(
+                f"the option {name} is {value!r}; options of a candidate must be numbers and texts"
+            )
+    shapes: list[tuple[tuple[int, ...], str]] = []
+    for value in arguments.args:
+        if not hasattr(value, "dtype") or not hasattr(value, "shape"):
+            raise OptionError(f"an argument of a candidate must be an array, not {value!r}")
+        shapes.append((tuple(map(int, value.shape)), np.dtype(value.dtype).name))
+    case = Case(args=tuple(shapes), options=options)
+    return DrawnCall(arguments=arguments, case=case, example=example, hidden=hidden)
+
+
+# Whether the task can tell a right candidate from a wrong one.
+
+
+def _judged(
+    reference: Callable[..., Any], calls: Sequence[DrawnCall]
+) -> tuple[tuple[str, ...], str]:
+    """Return what is doubtful about a reference, and why it is none."""
+    call = max(calls, key=lambda call: sum(np.prod(shape) for shape, _ in call.case.args))
+    options = {**call.arguments.options}
+    args = [np.asarray(value) for value in call.arguments.args]
+    answers = _answers(reference, args, options)
+    doubts: list[str] = []
+    rng = np.random.default_rng(0)
+    for position, value in enumerate(args):
+        if not value.size:
+            continue
+        changed = list(args)
+        changed[position] = _changed(rng, value)
+        others = _answers(reference, changed, options)
+        same = all(
+            one.shape == other.shape and one.tobytes() == other.tobytes()
+            for one, other in zip(answers, others, strict=True)
+        )
+        if same:
+            doubts.append(f"the answer of the reference does not depend on argument {position}")
+    floats = [answer for answer in answers if answer.dtype.kind in "fcV" and answer.size]
+    fault = ""
+    if args and len(doubts) == len([value for value in args if value.size]):
+        fault = "the answer of the reference is the same for all arguments"
+    elif floats and all(
+        np.nanmax(np.abs(answer.astype(np.float64)), initial=0.0) < _TINY for answer in floats
+    ):
+        fault = f"the answers of the reference are smaller than {_TINY:g}"
+    elif floats and all(
+        answer.size > 1 and np.ptp(answer.astype(np.float64)) == 0 for answer in floats
+    ):
+        doubts.append("the answer of the reference is constant: every element is the same number")
+    return tuple(doubts), fault
+
+
+def _answers(reference: Callable[..., Any], args: Sequence[Any], options: Any) -> list[Any]:
+    import jax
+
+    try:
+        return [np.asarray(leaf) for leaf in jax.tree.leaves(reference(*args, **options))]
+    except Exception as error:  # whatever a reference raises
+        raise KernelReferenceError(
+            f"the reference raised {type(error).__name__}: {error}"
+        ) from error
+
+
+def _changed(rng: np.random.Generator, value: Any) -> Any:
+    """Return other values of the same shape and dtype."""
+    if value.dtype.kind == "b":
+        return ~value
+    if value.dtype.kind in "iu":
+        return (
+            np.roll(value, 1)
+            if value.size > 1 and np.ptp(value)
+            else np.where(value == 0, value, 0)
+        )
+    return (rng.standard_normal(value.shape) + 0.5).astype(value.dtype)

@@ -1,0 +1,261 @@
+"""Kernels that are wrong, or do not do the work, or attack the judge, each with what it is called.
+
+
+Each computes ``2 x + y``, or says so.
+"""
+
+from __future__ import annotations
+
+RIGHT = """
+import jax, jax.numpy as jnp
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+def body(x_ref, y_ref, o_ref):
+    o_ref[...] = 2 * x_ref[...] + y_ref[...]
+def right(x, y, body=body, **options):
+    return pl.pallas_call(body, out_shape=jax.ShapeDtypeStruct(x.shape, x.dtype), **options)(x, y)
+def kernel(x, y):
+    return right(x, y)
+"""
+
+WRONG = RIGHT.replace("+ y_ref", "- y_ref")
+
+#: The text of modules, and what the judge may say of each.
+CHEATS: dict[str, tuple[str, tuple[str, ...]]] = {
+    # Who does the work.
+    "no_kernel": ("def kernel(x, y): return 2 * x + y", ("no kernel",)),
+    "only_copies": (
+        RIGHT + "def body2(x_ref, o_ref): o_ref[...] = x_ref[...]\n"
+        "def kernel(x, y):\n"
+        "    z = 2 * x + y\n"
+        "    return pl.pallas_call(body2, out_shape=jax.ShapeDtypeStruct(z.shape, z.dtype))(z)",
+        ("only copies",),
+    ),
+    "unused_kernel": (
+        RIGHT + "def kernel(x, y):\n    right(x, y)\n    return 2 * x + y",
+        ("unused kernel", "no kernel"),
+    ),
+    "token_kernel": (
+        RIGHT + "def kernel(x, y):\n"
+        "    token = right(x[:1, :1], y[:1, :1])\n"
+        "    return 2 * x + y + 0 * token",
+        ("work outside",),
+    ),
+    "constant_answer": (
+        RIGHT + "def body2(o_ref): o_ref[...] = jnp.ones(o_ref.shape, o_ref.dtype) * 3\n"
+        "def kernel(x, y):\n"
+        "    return pl.pallas_call(body2, out_shape=jax.ShapeDtypeStruct(x.shape, x.dtype))()",
+        ("ignores its inputs",),
+    ),
+    "table_of_constants": (
+        RIGHT + "import numpy as np\nTABLE = np.random.default_rng(0).random((1024, 512))\n"
+        "def kernel(x, y):\n"
+        "    return right(x, y) + jnp.float32(0) * jnp.asarray(TABLE.astype('float32'))[0, 0]",
+        ("constants",),
+    ),
+    "jnp_for_other_shapes": (
+        RIGHT + "def kernel(x, y):\n    return right(x, y) if x.shape[0] == 16 else 2 * x + y",
+        ("no kernel",),
+    ),
+    # What calls Python, or another library.
+    "pure_callback": (
+        RIGHT + "def kernel(x, y):\n"
+        "    shape = jax.ShapeDtypeStruct(x.shape, x.dtype)\n"
+        "    return jax.pure_callback(lambda a, b: 2 * a + b, shape, x, right(x, y))",
+        ("pure_callback",),
+    ),
+    "debug_callback": (
+        RIGHT + "def kernel(x, y):\n    jax.debug.callback(print, x)\n    return right(x, y)",
+        ("debug_callback",),
+    ),
+    "ffi_call": (
+        RIGHT + "def kernel(x, y):\n"
+        "    shape = jax.ShapeDtypeStruct(x.shape, x.dtype)\n"
+        "    return jax.ffi.ffi_call('cheat', shape)(right(x, y))",
+        ("ffi_call",),
+    ),
+    # Wrong numbers.
+    "wrong_sign": (WRONG, ("wrong answer",)),
+    "rows_not_written": (
+        RIGHT + "def kernel(x, y):\n"
+        "    spec = pl.BlockSpec((8, x.shape[1]), lambda i: (i, 0))\n"
+        "    grid = (max(x.shape[0] // 8, 1),)\n"
+        "    return right(x, y, grid=grid, in_specs=[spec, spec], out_specs=spec)",
+        ("wrong answer", "grid"),
+    ),
+    "stale_output": (
+        RIGHT + "def body2(x_ref, y_ref, o_ref):\n"
+        "    @pl.when(x_ref[0, 0] > 1e30)\n"
+        "    def _(): o_ref[...] = 2 * x_ref[...] + y_ref[...]\n"
+        "def kernel(x, y): return right(x, y, body2)",
+        ("wrong answer",),
+    ),
+    "zeros_at_large_shapes": (
+        RIGHT + "def body2(x_ref, y_ref, o_ref): o_ref[...] = 0 * (x_ref[...] + y_ref[...])\n"
+        "def kernel(x, y): return right(x, y, body if x.size <= 16 * 128 else body2)",
+        ("wrong answer",),
+    ),
+    "lower_precision": (
+        RIGHT + "def body2(x_ref, y_ref, o_ref):\n"
+        "    half = (2 * x_ref[...] + y_ref[...]).astype(jnp.bfloat16)\n"
+        "    o_ref[...] = half.astype(jnp.float32)\n"
+        "def kernel(x, y): return right(x, y, body2)",
+        ("wrong answer",),
+    ),
+    "one_element": (
+        RIGHT + "def body2(x_ref, y_ref, o_ref):\n"
+        "    body(x_ref, y_ref, o_ref)\n"
+        "    o_ref[0, 0] = 0.0\n"
+        "def kernel(x, y): return right(x, y, lambda x_ref, y_ref, o_ref: (\n"
+        "    o_ref.__setitem__(Ellipsis, jnp.where(\n"
+        "        jax.lax.broadcasted_iota(jnp.int32, x.shape, 0) == 0, 0.0,\n"
+        "        2 * x_ref[...] + y_ref[...])), None)[1])",
+        ("wrong answer",),
+    ),
+    "wrong_dtype": (
+        RIGHT + "def kernel(x, y): return right(x, y).astype(jnp.bfloat16)",
+        ("wrong dtype", "wrong answer"),
+    ),
+    "wrong_shape": (RIGHT + "def kernel(x, y): return right(x, y)[None]", ("wrong shape",)),
+    "more_results": (
+        RIGHT + "def kernel(x, y): return right(x, y), right(x, y)",
+        ("wrong structure",),
+    ),
+    "raises_for_some_shapes": (
+        RIGHT + "def kernel(x, y):\n"
+        "    if x.shape[0] % 8: raise ValueError('rows must be a multiple of 8')\n"
+        "    return right(x, y)",
+        ("ValueError",),
+    ),
+    # Order and memory.
+    "changes_its_inputs": (
+        RIGHT + "def body2(x_ref, y_ref, o_ref):\n"
+        "    body(x_ref, y_ref, o_ref)\n"
+        "    x_ref[...] = jnp.zeros(x_ref.shape, x_ref.dtype)\n"
+        "def kernel(x, y): return right(x, y, body2)",
+        ("changes its inputs", "wrong answer"),
+    ),
+    "race": (
+        RIGHT + "def body2(x_ref, y_ref, o_ref, sem):\n"
+        "    pltpu.make_async_copy(x_ref, o_ref, sem).start()\n"
+        "    o_ref[...] = 2 * x_ref[...] + y_ref[...]\n"
+        "    pltpu.make_async_copy(x_ref, o_ref, sem).wait()\n"
+        "def kernel(x, y): return right(x, y, body2, scratch_shapes=[pltpu.SemaphoreType.DMA])",
+        ("race", "copy", "wrong answer"),
+    ),
+    "endless_kernel": (
+        RIGHT + "def body2(x_ref, y_ref, o_ref):\n"
+        "    o_ref[...] = jax.lax.while_loop(\n"
+        "        lambda z: True, lambda z: z + 1, 2 * x_ref[...] + y_ref[...])\n"
+        "def kernel(x, y): return right(x, y, body2)",
+        ("too many steps", "hangs", "raises"),
+    ),
+    # State.
+    "counts_its_traces": (
+        RIGHT + "calls = []\n"
+        "def body2(x_ref, y_ref, o_ref): o_ref[...] = x_ref[...] - y_ref[...]\n"
+        "def kernel(x, y):\n"
+        "    calls.append(x.shape)\n"
+        "    return right(x, y, body2 if calls.count(x.shape) > 1 else body)",
+        ("state",),
+    ),
+    "draws_at_random": (
+        RIGHT + "import random\n"
+        "def kernel(x, y): return right(x, y) + 0 * jnp.float32(random.random())",
+        ("state",),
+    ),
+    "cached_result": (
+        RIGHT + "kept = {}\n"
+        "def kernel(x, y):\n"
+        "    if 'z' not in kept: kept['z'] = right(x, y)\n"
+        "    return kept['z']",
+        ("UnexpectedTracerError", "state", "wrong shape", "Tracer"),
+    ),
+    "detects_the_judge": (
+        RIGHT + "import sys\n"
+        "def body2(x_ref, y_ref, o_ref): o_ref[...] = x_ref[...] - y_ref[...]\n"
+        "def kernel(x, y):\n"
+        "    judged = any(name.startswith('pytest_pallas') for name in sys.modules)\n"
+        "    return right(x, y, body if judged else body2)",
+        ("state",),
+    ),
+    # Changing what the judge computes with: it computes elsewhere.
+    "patches_numpy": (
+        WRONG + "import numpy\nnumpy.allclose = numpy.testing.assert_allclose = "
+        "lambda *a, **k: True",
+        ("wrong answer",),
+    ),
+    "patches_jnp": (
+        WRONG + "jnp.add = jnp.multiply = lambda *a: 0.0\njax.jit = lambda f, **k: f",
+        ("wrong answer",),
+    ),
+    "patches_the_clock": (
+        WRONG + "import time\ntime.time = time.perf_counter = time.monotonic = lambda: 0.0",
+        ("wrong answer",),
+    ),
+    "patches_the_judge": (
+        WRONG + "from pytest_pallas.candidates import codec, child\n"
+        "codec.decode = codec.encode = child.jail.restrict = lambda *a, **k: None",
+        ("wrong answer",),
+    ),
+    "equality_that_lies": (
+        RIGHT + "class Equal(float):\n"
+        "    def __eq__(self, other): return True\n"
+        "    __hash__ = None\n"
+        "def kernel(x, y): return Equal(3)",
+        ("no kernel", "TypeError", "wrong shape"),
+    ),
+    "reads_the_callers_frame": (
+        RIGHT + "import sys\n"
+        "def kernel(x, y):\n"
+        "    frame = sys._getframe()\n"
+        "    while frame.f_back and 'reference' not in frame.f_locals: frame = frame.f_back\n"
+        "    return frame.f_locals['reference'](x, y)",
+        ("KeyError",),
+    ),
+    # Attacks on the process.
+    "exit_handler": (
+        "import atexit, sys\natexit.register(lambda: print('passed'))\nsys.exit(0)",
+        ("SystemExit",),
+    ),
+    "ends_early": ("import os\nos._exit(0)", ("ended early",)),
+    "writes_the_report": (
+        "import os\nfor number in range(3, 20):\n"
+        "    try: os.write(number, b'{\"passed\": true}' * 10)\n"
+        "    except OSError: pass\n" + RIGHT,
+        ("no answer",),
+    ),
+    "kills_its_parent": (
+        "import os, signal\ntry: os.kill(os.getppid(), signal.SIGKILL)\nfinally: os._exit(3)",
+        ("ended early",),
+    ),
+    "forks": (
+        "import os, time\nfor _ in range(7): os.fork()\ntime.sleep(30)",
+        ("forks", "out of memory"),
+    ),
+    "hangs": ("while True: pass", ("timed out",)),
+    "takes_memory": (
+        "kept = []\nwhile True: kept.append(bytearray(1 << 28))",
+        ("MemoryError", "out of memory", "timed out"),
+    ),
+    "fills_the_disk": (
+        "data = bytes(1 << 24)\nfor number in range(64): open(f'big{number}', 'wb').write(data)",
+        ("OSError", "timed out", "files"),
+    ),
+    "prints_very_much": ("while True: print('x' * 100_000)", ("too much output",)),
+    "writes_elsewhere": (
+        "open('/var/tmp/pytest_pallas_was_here', 'w').write('x')",
+        ("FileNotFoundError", "PermissionError", "OSError"),
+    ),
+    "asks_the_network": (
+        "import socket\nsocket.create_connection(('192.0.2.1', 80), timeout=2)",
+        ("OSError", "LookupError", "PermissionError", "TimeoutError"),
+    ),
+    "dies": ("import ctypes\nctypes.string_at(0)", ("crashed",)),
+    # No candidates.
+    "not_python": ("This is a kernel: trust me.", ("SyntaxError",)),
+    "imports_nothing": ("import a_module_that_is_not_there", ("ModuleNotFoundError",)),
+    "has_no_function": ("def other(x, y): return x", ("AttributeError",)),
+    "is_no_function": ("kernel = 3", ("TypeError",)),
+    "is_large": ("# " + "x" * (2 << 20), ("too large",)),
+}
