@@ -333,7 +333,8 @@ def _reports(
     mesh = make_mesh(sizes, "cpu") if sizes else None
     on_mesh: Mapping[str, Any] = {} if mesh is None else {"mesh": mesh}
     with strategy_errors():
-        strategy = as_strategy(spec.name, spec.inputs if mesh is None else spec.inputs(mesh))
+        inputs: Any = spec.inputs if mesh is None else spec.inputs(mesh)  # pyright: ignore[reportCallIssue]
+        strategy = as_strategy(spec.name, inputs)
     reports: list[SynchronizationReport] = []
     chosen = ExampleSource(strategy).choose(seed, examples, functools.partial(larger_first, spec))
     for drawn in chosen.values():
