@@ -277,6 +277,16 @@ class TestTpu:
         assert not np.array_equal(right.values, wrong.values, equal_nan=True)
 
 
+    def test_a_schedule_repeats_what_no_seed_shows(self, monkeypatch):
+        monkeypatch.setattr(redundancy, "_SEEDS", 0)
+        function, array = shifts(3)
+        handshake = group(synchronization(function, array), "signal", "free")
+        assert handshake.seed is None
+        assert f"(shown by the schedule {handshake.witness})" in str(handshake)
+        wrong = simulate(function, array, witness=handshake.witness, without=handshake.sites)
+        assert not np.array_equal(simulate(function, array).values, wrong.values, equal_nan=True)
+
+
 def _names(reports: Any, sites: Any) -> set[str]:
     return {
         name
