@@ -340,7 +340,7 @@ class _Runs:
             findings = [
                 f for f in getattr(error, "findings", ()) if f.kind not in ("race", "entry")
             ]
-            kinds = [(finding.kind, finding.line) for finding in findings]
+            kinds = dict.fromkeys((finding.kind, finding.line) for finding in findings)
             return _Fault((type(error), getattr(error, "line", ""), *kinds))
         rounds = bool(first.explorer.sums)
         same = first.error is not None or same_values(first.values, outcome.values, rounds=rounds)
