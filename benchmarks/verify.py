@@ -31,7 +31,10 @@ def kernel(x, w):
     return pl.pallas_call(
         body,
         grid=({grid},),
-        in_specs=[pl.BlockSpec(({rows}, k), lambda i: (i, 0)), pl.BlockSpec((k, n), lambda i: (0, 0))],
+        in_specs=[
+            pl.BlockSpec(({rows}, k), lambda i: (i, 0)),
+            pl.BlockSpec((k, n), lambda i: (0, 0)),
+        ],
         out_specs=pl.BlockSpec(({rows}, n), lambda i: (i, 0)),
         out_shape=jax.ShapeDtypeStruct((m, n), x.dtype),
     )(x, w)
