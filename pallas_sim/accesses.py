@@ -136,6 +136,12 @@ def read_window(
         return read_inside(ref.data, window, operands, contents_of(thread))
 
 
+def stop_before_access(thread: Thread) -> None:
+    """Let others go first on a GPU, if the order of plain accesses is among the choices."""
+    if thread.is_warpgroup and thread.machine.choices.memory:
+        thread.machine.scheduler.stop()
+
+
 def load_window(
     thread: Thread, ref: Ref, window: Sequence[Transform], operands: Sequence[Any], line: str
 ) -> Array:
@@ -144,6 +150,7 @@ def load_window(
     Raises:
       UndefinedLoadError: it reaches beyond an edge; ``evaluation.run`` goes on with what it gives.
     """
+    stop_before_access(thread)
     try:
         part = read(ref.data, window, operands)
     except Outside as outside:

@@ -111,17 +111,34 @@ class Choices:
         """
         self.matter = self.matter or atomic in ("change", "look")
 
-    def spin(self) -> None:
-        """Note that the look of the current step was one of a loop that waits for a change."""
+    def repeat_look(self) -> None:
+        """Note that the thread looks at the same memory again: a loop that waits for a change."""
 
     def follow_waker(self) -> None:
         """Note that the current step comes after the one that let its blocked thread go on."""
 
-    def name(self, memory: Any, place: Hashable) -> None:
-        """Name an array that is made, by where it is: the same in each run."""
+    def name(self, thing: Any, where: Hashable) -> None:
+        """Name an array or a barrier that is made, by where it is: the same in each run."""
+
+    def enter_round(self, thread: Any, mark: Any, *, same: bool) -> Any:
+        """Note that a loop goes on; called only where every order is explored.
+
+        Args:
+          thread: whose loop.
+          mark: what this gave when the round before began; None for the first round.
+          same: whether the round before left the state of the loop as it was.
+        """
+
+    def defer(self, thread: Any) -> None:
+        """Note that a thread lets all others go on; called only where every order is explored."""
 
     def finish(self) -> None:
         """Note that all tasks have ended, and that what comes next comes after all they did."""
+
+    @property
+    def story(self) -> tuple[str, ...]:
+        """The order in lines, from where it leaves the plain one; () where that is not known."""
+        return ()
 
     @property
     def vary(self) -> bool:

@@ -311,9 +311,22 @@ class KernelConditions:
         """Return what is known of the number of rounds of a loop."""
         if eqn.primitive.name == "scan":
             return exactly(int(eqn.params["length"]))
-        if eqn.primitive.name != "while":
+        if eqn.primitive.name not in ("while", "parallel_loop"):
             return UNKNOWN
-        return self._everywhere(eqn, lambda frame: self._rounds(eqn, frame))
+        rounds = self._rounds if eqn.primitive.name == "while" else self._parallel_rounds
+        return self._everywhere(eqn, lambda frame: rounds(eqn, frame))
+
+    def _parallel_rounds(self, eqn: Any, frame: _CalledJaxpr) -> Interval:
+        lower, upper, step, *_ = eqn.params["tree"].unflatten(eqn.invars)
+        start, end, stride = (self.value(atom, frame) for atom in (lower, upper, step))
+        length, size = _difference(end, start), stride.constant
+        if not size:
+            return Interval(low=0, sources=length.sources)
+        low, high = (
+            n if math.isinf(n) else max(0, -(-n // size)) for n in (length.low, length.high)
+        )
+        source = length.source if size == 1 else None
+        return replace(length, low=max(low, 0), high=high, source=source, counts=True)
 
     def _rounds(self, eqn: Any, frame: _CalledJaxpr) -> Interval:
         condition, body = self._inside(eqn, frame)

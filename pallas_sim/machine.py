@@ -403,6 +403,10 @@ class GridPosition:
 class Engines(Protocol):
     """What moves beside the threads of a launch on a GPU."""
 
+    def started(self) -> Sequence[Any]:
+        """Return the operations that are not done."""
+        ...
+
     def movable(self) -> Sequence[Any]:
         """Return the operations whose next step can happen."""
         ...

@@ -98,11 +98,11 @@ def operand_site(eqn: Equation) -> Site | None:
     call, shape = call_of_user(eqn.origin), tuple(getattr(eqn.ins[position], "shape", ()))
     if call is None or call.in_pipeline:
         return None
+    if eqn.name in _SELECTING and _nearest(call.functions) not in _SELECTIONS:
+        return None
     if not shape:
         return Site("branch", _BRANCH, eqn.origin, eqn.line, call.spot, position)
-    if math.prod(shape) < 2 or (
-        eqn.name in _SELECTING and _nearest(call.functions) not in _SELECTIONS
-    ):
+    if math.prod(shape) < 2:
         return None
     return Site("mask", _MASK, eqn.origin, eqn.line, call.spot, position)
 
@@ -117,8 +117,7 @@ def _deciding(eqn: Equation) -> int | None:
     if name in _SELECTING:
         is_selection = name == "select_n" or params.get("name") == "_where"
         which = eqn.ins[0] if is_selection and eqn.ins else None
-        is_mask = getattr(which, "shape", ()) and getattr(which, "dtype", None) == np.bool_
-        return 0 if is_mask else None
+        return 0 if getattr(which, "dtype", None) == np.bool_ else None
     if params.get("has_user_predicate") or params.get("has_mask"):
         return len(eqn.ins) - 1
     tree = _MASKED.get(name)

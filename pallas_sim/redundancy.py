@@ -11,6 +11,7 @@ indices are the same, too. All else is run again without these operations.
 
 from __future__ import annotations
 
+import gc
 import time
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -323,7 +324,7 @@ class _Analysis:
             error_seed=0,
             read_fences=self.read_fences,
             named=self.named,
-            sites=SiteLog(frozenset(without)),
+            sites=SiteLog(frozenset(without), records=not without),
         )
 
     def run(self, without: Collection[SyncSite], seed: int = 0) -> _SyncRun:
@@ -334,6 +335,7 @@ class _Analysis:
             made.values = self.call.run(made.machine, jit=True)
         except Exception as error:
             made.error = error
+        gc.collect(1)  # machines and greenlets are cycles
         return made
 
     def judge(self, sites: tuple[SyncSite, ...]) -> SyncGroup:

@@ -152,6 +152,8 @@ class Scheduler:
     def give_way(self) -> None:
         """Let all others that are ready go on first."""
         task = self.current
+        if task is not None and self.choices.explores:
+            self.choices.defer(task.thread)
         if task is not None and (self.ready or self.choices.explores):
             self.ready.append(task)
             self.root.switch()

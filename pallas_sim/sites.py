@@ -72,16 +72,18 @@ class SyncSite:
 
 
 def site_of(equation: Equation) -> SyncSite | None:
-    """Return the site of an equation; None if it is none, or JAX made it for a loop of its own."""
+    """Return the site of an equation; None if it is none, or JAX made it on its own."""
     what = SYNCHRONIZING.get(equation.name)
     if what is None or equation.origin is None or equation.of_jax:
         return None
+    places = places_in_kernel(equation.origin)
+    if not places:  # of JAX's own, as in ``sync_copy``
+        return None
     if equation.name == "dma_wait" and waits_for_source(equation.origin):
         what = "send wait"
-    *outer, inner = places_in_kernel(equation.origin) or (None,)
-    callers = tuple(str(spot.at) for spot in reversed(outer) if spot is not None)
-    column = 0 if inner is None else inner.column
-    return SyncSite(line=equation.line, column=column, what=what, callers=callers)
+    *outer, inner = places
+    callers = tuple(str(spot.at) for spot in reversed(outer))
+    return SyncSite(line=equation.line, column=inner.column, what=what, callers=callers)
 
 
 @dataclass(eq=False)
@@ -90,6 +92,7 @@ class SiteLog:
 
     Attributes:
       without: the sites that are left out.
+      records: whether it keeps the events of the run, for other proofs.
       count: how often each of the others was there.
       names: of the semaphores or barriers that each was on.
       of_event: the site of each event on a semaphore.
@@ -98,6 +101,7 @@ class SiteLog:
     """
 
     without: frozenset[SyncSite] = frozenset()
+    records: bool = False
     count: Counter[SyncSite] = field(default_factory=Counter[SyncSite])
     names: dict[SyncSite, dict[str, None]] = field(default_factory=dict[SyncSite, dict[str, None]])
     of_event: dict[Event, SyncSite] = field(default_factory=dict[Event, SyncSite])
@@ -119,6 +123,8 @@ class SiteLog:
         """Evaluate an operation unless its site is left out, and note its events."""
         if self.enter(site, getattr(operands[0], "name", "") if operands else ""):
             return ()
+        if not self.records:
+            return act(thread, *operands)
         events = thread.recording.events
         before = len(events)
         result = act(thread, *operands)

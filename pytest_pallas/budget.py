@@ -27,10 +27,13 @@ DEFAULT_MAX_BYTES = 64 * 2**20
 #: 36 to 46 bytes of float32 and bfloat16, 12.4 of int8.
 FLOAT_BYTES, COPIES = 36, 10
 
-#: What it costs to draw, trace and judge an example, in equations that the simulator evaluates, and
-#: the number of elements of its arguments that cost one more for each run. An equation takes about
+#: What it costs to draw and judge an example, in equations that the simulator evaluates, and the
+#: number of elements of its arguments that cost one more for each run. An equation takes about
 #: 10 microseconds.
 EXAMPLE_COST, ELEMENTS_PER_EQUATION = 1000, 100
+
+#: What it costs to trace an equation of a kernel, likewise: its references are traced, too.
+TRACE_COST = 15
 
 #: The cost of an ordinary example, likewise.
 ORDINARY_COST = 3000
@@ -76,15 +79,17 @@ class ExampleBudget:
     Costs are counted in equations that the simulator evaluates, and never timed: every machine runs
     the same examples, whatever ran before in the same process.
 
-    ``goes_on`` says whether another one of the usual examples runs. For further examples, which are
-    not among those, ask ``affords(cost)`` before each: it is about how much is left alone.
+    ``goes_on`` says whether another one of the usual examples runs, and ``has_room`` whether one
+    does that needs no trace. For further examples, which are not among those, ask ``affords(cost)``
+    before each: it is about how much is left alone.
 
     Attributes:
       count: the number of examples of ordinary cost that a check runs.
       least: so many run, whatever they cost.
       most: no more run, however cheap they are.
       varies: whether some are variants of others with the same shapes, as where those are compiled.
-      costs: of the examples that ran; ``run_example`` adds to it.
+      costs: of the examples that ran, without their traces; ``run_example`` adds to it.
+      traces: what it cost to trace their kernels, by the signature of their arguments.
     """
 
     count: int
@@ -92,6 +97,7 @@ class ExampleBudget:
     most: int
     varies: bool = False
     costs: list[int] = field(default_factory=list[int])
+    traces: dict[str, int] = field(default_factory=dict[str, int])
 
     @classmethod
     def fixed(cls, count: int, *, varies: bool = False) -> ExampleBudget:
@@ -105,6 +111,11 @@ class ExampleBudget:
         return ran < self.least or (ran < self.most and self.affords())
 
     @property
+    def has_room(self) -> bool:
+        """Whether an example runs besides the usual ones, if it needs no trace."""
+        return sum(self.costs) < self.count * ORDINARY_COST
+
+    @property
     def ended(self) -> bool:
         """Whether the cost of the examples left some of them out."""
         return 0 < len(self.costs) < self.count and not self.affords()
@@ -113,13 +124,17 @@ class ExampleBudget:
         ran = len(self.costs)
         return (
             f"stopped after {ran} of {self.count} examples, which cost "
-            f"{sum(self.costs) // max(1, ran):,} equations each (an ordinary one "
+            f"{self._spent // max(1, ran):,} equations each (an ordinary one "
             f"{ORDINARY_COST:,}); give --pallas-max-examples for a fixed number"
         )
 
     def affords(self, cost: int = 1) -> bool:
         """Return whether an example of this cost may run besides those that ran."""
-        return sum(self.costs) + cost <= self.count * ORDINARY_COST
+        return self._spent + cost <= self.count * ORDINARY_COST
+
+    @property
+    def _spent(self) -> int:
+        return sum(self.costs) + sum(self.traces.values())
 
 
 class LastUsed[Value]:

@@ -75,7 +75,16 @@ class ProgramError(PallasError):
 
 
 class NotApplicableError(SpecError):
-    """A check does not apply to this kernel, or on this backend."""
+    """A check does not apply to this kernel, or on this backend.
+
+    Attributes:
+      final: whether it applies to no other example of the kernel.
+    """
+
+    def __init__(self, *args: Any, final: bool = False) -> None:
+        """With this message."""
+        super().__init__(*args)
+        self.final = final
 
 
 class NeedsIsolation(BaseException):

@@ -65,6 +65,9 @@ def add_parser(commands: Any) -> None:
         parser.set_defaults(run=function)
         if name == "analyze":
             parser.add_argument("--compile", action="store_true", help="compile it for the chip")
+        else:
+            help_text = "the order of events of a failure, in place of that of the seed"
+            parser.add_argument("--witness", default="", metavar="TEXT", help=help_text)
 
 
 @dataclass(frozen=True)
@@ -177,7 +180,7 @@ def simulate(arguments: argparse.Namespace) -> int:
     from pytest_pallas.record import error_fields
 
     call = call_of(arguments)
-    named = {"target": arguments.target, "seed": arguments.seed}
+    named = {name: getattr(arguments, name) for name in ("target", "seed", "witness")}
     report: dict[str, Any] = {**named, "inputs": [_summary(array) for array in call.arrays]}
     try:
         run = pallas_sim.simulate(call.function, *call.arrays, **named, **call.options)

@@ -156,6 +156,7 @@ TOOLS: tuple[CommandTool, ...] = (
             Parameter("max_examples", "--pallas-max-examples", "examples a check", "integer"),
             Parameter("seed", "--pallas-seed", "of the draws", "integer"),
             Parameter("replay", "--pallas-replay", "`example` of a failure: run only that"),
+            Parameter("witness", "--pallas-witness", "`witness` of a failure: run that order"),
             Parameter("keyword", "-k", "run tests whose names match this"),
         ),
     ),
@@ -168,7 +169,10 @@ TOOLS: tuple[CommandTool, ...] = (
         facts="outcome",
         seconds=120,
         statuses=_STATUSES,
-        parameters=_CALL,
+        parameters=(
+            *_CALL,
+            Parameter("witness", "--witness", "the order of events of a failure: run it again"),
+        ),
     ),
     CommandTool(
         name="analyze",
@@ -206,6 +210,24 @@ TOOLS: tuple[CommandTool, ...] = (
             Parameter("seed", "--seed", "of the draws", "integer"),
             Parameter("hidden", "--hidden", "how many hidden calls", "integer"),
             Parameter("budget", "--budget", "seconds for the candidate", "number"),
+        ),
+    ),
+    CommandTool(
+        name="barriers",
+        about="Find out which waits, signals, barriers and fences of a KernelSpec's kernel are "
+        "needed, what goes wrong without each, and from how many devices on.",
+        command=("pytest_pallas", "barriers"),
+        json="--json",
+        facts="rows",
+        seconds=600,
+        statuses=_STATUSES,
+        parameters=(
+            Parameter("spec", "", "FILE.py:NAME of a KernelSpec, or MODULE:NAME", required=True),
+            Parameter("mesh", "--mesh", "the largest mesh, such as x=32"),
+            Parameter("only", "--only", "no smaller meshes", "boolean"),
+            Parameter("target", "--target", "the chip, such as v6e or h100"),
+            Parameter("examples", "--examples", "calls for each mesh", "integer"),
+            Parameter("seed", "--seed", "of the draws", "integer"),
         ),
     ),
 )

@@ -84,8 +84,9 @@ def enter(axis_name: str, *writers: int | jax.Array) -> None:
 
     Uses the barrier semaphore, so ``CompilerParams(collective_id=...)`` must be given. Signals are
     counted, not told apart: a device that runs ahead into its next call must not be able to signal
-    twice what others have not signaled once. With one writer that cannot happen; with more, it
-    cannot where no device can end a call before all of its neighbors have passed this barrier.
+    twice what others have not signaled once. With one writer that cannot happen. With more, it
+    does no harm where all are writers of all (whoever passes first has a signal of each for each
+    call), or where no device can end a call before all of its neighbors have passed this barrier.
 
     Args:
       axis_name: the axis of the ring.

@@ -7,6 +7,8 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+import numpy as np
+
 from pallas_sim.choices import Choices, atomic_kind
 from pallas_sim.copies import advance
 from pallas_sim.errors import OptionError
@@ -14,6 +16,7 @@ from pallas_sim.exploration.past import (
     Actor,
     ExploredStep,
     MemoryAccess,
+    Operation,
     Past,
     conflict,
     may_change,
@@ -74,9 +77,11 @@ class Explorer(Choices):
     _copies: dict[int, tuple[Any, Actor]] = field(default_factory=dict[int, tuple[Any, Actor]])
     _since: dict[Actor, int] = field(default_factory=dict[Actor, int])
     _counts: Counter[Any] = field(default_factory=Counter[Any])
-    _looks: dict[Actor, tuple[int, _Seen]] = field(default_factory=dict[Actor, "tuple[int, _Seen]"])
+    _looked: dict[Actor, int] = field(default_factory=dict[Actor, int])
+    _seen_by: dict[Actor, _Seen] = field(default_factory=dict[Actor, "_Seen"])
     _pollers: list[Any] = field(default_factory=list[Any])
     _woken: int = 0
+    _acts: Counter[Actor] = field(default_factory=Counter[Actor])
     _late: dict[Actor, int] = field(default_factory=dict[Actor, int])
     _delays: int = 0
     _passed: set[Actor] = field(default_factory=set[Actor])
@@ -96,11 +101,11 @@ class Explorer(Choices):
             self._end_step()
             tasks = {("thread", task.thread.number, 0): task for task in ready}
             copies = {self._actor_of(copy): copy for copy in self.machine.copies if copy.movable}
-            operations = {
-                self._actor_of(operation): (engines, operation)
-                for engines in self.machine.engines
-                for operation in engines.movable()
-            }
+            operations: dict[Actor, tuple[Engines, Any]] = {}
+            for engines in self.machine.engines:
+                for operation in engines.started():  # so that each begins where it was started
+                    self._actor_of(operation)
+                operations |= {self._actor_of(one): (engines, one) for one in engines.movable()}
             enabled = (*tasks, *copies, *operations)
             if not enabled:
                 return None
@@ -130,6 +135,30 @@ class Explorer(Choices):
         """Let all others that can go on do so first, those too that will only begin."""
         self._delays += 1
         self._late[actor] = self._delays
+
+    def defer(self, thread: Any) -> None:
+        """Let all others go on before a thread that is about to look."""
+        self._be_late(("thread", thread.number, 0))
+
+    def enter_round(self, thread: Any, mark: Any, *, same: bool) -> Any:
+        """Find a round of a loop that has done nothing but look, and go on as if it were none.
+
+        A run without such a round has the same events. So the next rounds need not be run: that
+        they see more is another order (Kokologiannakis, Ren and Vafeiadis, "Dynamic partial order
+        reductions for spinloops", FMCAD 2021).
+        """
+        del thread
+        if not self.steps:
+            return None
+        actor = self.steps[-1].actor
+        acts = sum(map(_acts, self.machine.recording.events[self._seen :]))
+        now = self._acts[actor] + acts, self._counts[actor]
+        if same and mark is not None and mark[0] == now[0] and mark[1] < now[1]:
+            self._spin(self.steps[-1])
+        return now
+
+    def _spin(self, step: ExploredStep) -> None:
+        """Note that the round of a loop that ends in a step has done nothing but look."""
 
     def _turn(self, actor: Actor, *, late: bool) -> None:
         """Note that somebody is passed over, or goes on after that."""
@@ -163,6 +192,11 @@ class Explorer(Choices):
         return enabled[0]
 
     @property
+    def story(self) -> tuple[str, ...]:
+        """The order in lines, from where it leaves the plain one."""
+        return story_of(self)
+
+    @property
     def witness(self) -> Witness:
         """The order of the run so far."""
         last = max((at for at, choice in enumerate(self.chosen, 1) if choice), default=0)
@@ -183,23 +217,26 @@ class Explorer(Choices):
             self._pending[step.actor] = (self._name(target), where)
             return
         if kind != "look":
+            self._acts[step.actor] += 1
             step.operations[kind, target] = 1
             step.where[kind, target] = where
             return
         name = self._name(target)
-        last, seen = self._looks.get(step.actor, (0, {}))
-        if last != self._counts[step.actor] - 1:
-            seen = {}
+        seen = self._seen_by.setdefault(step.actor, {})
         task = thread.machine.scheduler.current
         same = all(one.count == count for one, count in seen.values())
         if name in seen and same and task is not None:
             self._wait_for_change(thread, task, [one for one, _ in seen.values()], line)
-            step, seen = self.steps[-1], {}
+            step = self.steps[-1]
+            seen.clear()
+        elif name in seen:
+            self._follow_change({("add", n) for n in seen} | {("end", n) for n in seen})
+        if not same:
+            seen.clear()
         seen[name] = (target, target.count)
-        self._looks[step.actor] = (self._counts[step.actor], seen)
-        step.operations["look", name] = 1
+        step.operations["look", name] = target.count
         step.where["look", name] = where
-        self._be_late(step.actor)  # a loop that looks must let all others go on
+        self._looked[step.actor] = len(self.steps) - 1
 
     def _wait_for_change(
         self, thread: Any, task: Any, semaphores: Sequence[Semaphore], line: str
@@ -236,21 +273,44 @@ class Explorer(Choices):
         if self.steps:
             writes = atomic != "look" if writes is None else writes
             self._touch(self.steps[-1], region, where, writes=writes, atomic=atomic)
+            actor = self.steps[-1].actor
+            if atomic == "look":
+                self._looked[actor] = len(self.steps) - 1
+            # Loops that look at memory wait before they look again: see ``repeat_look``.
+            self._acts[actor] += 1
 
-    def spin(self) -> None:
+    def repeat_look(self) -> None:
         """As any ``Choices``."""
-        accesses = self.steps[-1].accesses
+        actor = self.steps[-1].actor
+        at = self._looked.get(actor)
+        if at is None:
+            return
+        accesses = self.steps[at].accesses
         accesses[:] = [a._replace(spins=a.spins or a.atomic == "look") for a in accesses]
+        looks = [access for access in accesses if access.spins]
+        for position in range(at + 1, len(self.steps) - 1):
+            others = self.steps[position].accesses
+            if any(a.writes and a.conflicts(look) for a in others for look in looks):
+                self.past.follow(actor, position)
+                return
+
+    def _follow_change(self, changes: set[Operation]) -> None:
+        """Note that a thread that looks again sees the first change since: it waits for that."""
+        actor = self.steps[-1].actor
+        for position in range(self._looked.get(actor, len(self.steps)) + 1, len(self.steps) - 1):
+            if not changes.isdisjoint(self.steps[position].operations):
+                self.past.follow(actor, position)
+                return
 
     def follow_waker(self) -> None:
         """As any ``Choices``."""
         actor = self.steps[-1].actor
-        self.past.follow(actor[1], self._since[actor] - 1)
+        self.past.follow(actor, self._since[actor] - 1)
 
-    def name(self, memory: Any, place: Hashable) -> None:
+    def name(self, thing: Any, where: Hashable) -> None:
         """As any ``Choices``."""
-        whole = root(memory)
-        self._names[id(whole)] = (whole, place)
+        whole = root(thing) if isinstance(thing, np.ndarray) else thing
+        self._names[id(whole)] = (whole, where)
 
     def _operate_engine(self, actor: Actor, engines: Engines, operation: Any) -> None:
         """Let the next step of an operation of a GPU's engine happen."""
@@ -258,6 +318,10 @@ class Explorer(Choices):
         for side in engines.move(operation):
             where = (side.name, operation.record.line)
             self._touch(self.steps[-1], side.region, where, writes=side.writes, atomic=side.atomic)
+        if operation.record.chain is not None and not operation.steps:
+            for other in engines.movable():
+                if other.record.chain == operation.record.chain:
+                    self.past.follow(self._actor_of(other), len(self.steps) - 1)
 
     def _wake_pollers(self) -> bool:
         """Let those look again who wait for a change, if nothing else can happen."""
@@ -325,10 +389,13 @@ class Explorer(Choices):
         step.ended = True
         met: list[int] = []
         for event in fresh:
+            self._acts[step.actor] += _acts(event)
             if isinstance(event, Signalled):
                 kind = "add" if event.amount >= 0 else "subtract"
                 where = (event.semaphore.name, event.line)
                 _operate(step, kind, self._name(event.semaphore), event.amount, where)
+            elif isinstance(event, Waited) and not event.amount:
+                self._pending.pop(step.actor, None)
             elif isinstance(event, Waited):
                 operation = ("take" if event.takes else "peek", self._name(event.semaphore))
                 step.operations[operation] = event.amount
@@ -341,8 +408,10 @@ class Explorer(Choices):
                     self._touch(step, event.region, where, writes=event.writes, atomic=atomic)
             elif isinstance(event, Synchronized) and not barrier:
                 met += event.threads
-        if step.operations:
+        acts = any(kind != "look" for kind, _ in step.operations)
+        if acts or any(access.writes for access in step.accesses):
             self._woken = 0
+            self._seen_by.pop(step.actor, None)
         self.past.add(step, met, everyone=barrier)
 
     def _touch(
@@ -362,7 +431,9 @@ class Explorer(Choices):
             adders.add((step.actor, len(self.steps)))
         if id(whole) not in self._names:
             self._learn_all()
-        name = self._names.setdefault(id(whole), (whole, ("memory", len(self._names))))[1]
+        # What no device has is a thread's own: it is named by who accessed it first, and when.
+        first_access = ("memory", step.actor, self._counts[step.actor], len(step.accesses))
+        name = self._names.setdefault(id(whole), (whole, first_access))[1]
         start, (first, end) = bounds_of(whole)[0], bounds_of(region)
         part = part_of(region, start)
         access = MemoryAccess(name, first - start, end - start, writes, atomic, where, part)
@@ -370,9 +441,6 @@ class Explorer(Choices):
 
     def _name(self, semaphore: Semaphore) -> Hashable:
         """Name a semaphore by where it is, which all runs do alike."""
-        place = getattr(semaphore, "place", None)  # of a barrier of a GPU
-        if place is not None:
-            return place
         known = self._names.get(id(semaphore))
         if known is None:
             self._learn_all()
@@ -453,8 +521,8 @@ def story_of(explorer: Explorer) -> tuple[str, ...]:
             if access.atomic
         ]
         if done:
-            told = ", ".join(f"{verb} {name} ({_brief(line)})" for verb, (name, line) in done)
-            lines.append(f"  {explorer.name_of(step.actor)}: {told}")
+            acts = ", ".join(f"{verb} {name} ({_brief(line)})" for verb, (name, line) in done)
+            lines.append(f"  {explorer.name_of(step.actor)}: {acts}")
     if len(lines) > _LINES:
         half = _LINES // 2
         lines[half:-half] = [f"  ... {len(lines) - 2 * half} more"]
@@ -566,6 +634,7 @@ class Node:
       tried: those whose runs were made, each with what its step does.
       wanted: those that are to be tried.
       asleep: those whose runs from here on were made elsewhere, each with what its step does.
+      ways: who is to go on after one of those that are wanted.
     """
 
     enabled: tuple[Actor, ...]
@@ -575,6 +644,7 @@ class Node:
     )
     wanted: set[Actor] = field(default_factory=set[Actor])
     asleep: dict[Actor, ExploredStep] = field(default_factory=dict[Actor, ExploredStep])
+    ways: dict[Actor, list[Actor]] = field(default_factory=dict[Actor, list[Actor]])
 
 
 @dataclass(eq=False)
@@ -583,9 +653,13 @@ class ReducedOrder(Explorer):
 
     Attributes:
       nodes: the states of the run, in order, as far as they are known.
+      spun: whether the last step ended a round of a loop that has done nothing but look.
     """
 
     nodes: list[Node] = field(default_factory=list[Node])
+    spun: bool = False
+    _stuck: bool = False
+    _way: list[Actor] = field(default_factory=list[Actor])
 
     def _choose(self, enabled: tuple[Actor, ...]) -> Actor:
         """Return who takes the next step, and keep the state.
@@ -596,16 +670,45 @@ class ReducedOrder(Explorer):
         """
         number = len(self.steps)
         if number < len(self.nodes):
-            if self.nodes[number].enabled != enabled:
+            node = self.nodes[number]
+            if node.enabled != enabled:
                 raise Unrepeatable
-            return self.nodes[number].chosen
+            self._way = list(node.ways.get(node.chosen, ()))
+            return node.chosen
         asleep = self._asleep()
         awake = [actor for actor in enabled if actor not in asleep]
+        if not awake and all(self._sees_nothing_new(asleep[actor]) for actor in enabled):
+            self._stuck = True  # all that are left look again and again, and see the same
+            awake = list(enabled)
         if not awake:
             raise Redundant
         chosen = awake[0]
+        if self._way:
+            actor = self._way.pop(0)
+            chosen = actor if actor in awake else chosen
         self.nodes.append(Node(enabled, chosen, wanted={chosen}, asleep=asleep))
         return chosen
+
+    def _sees_nothing_new(self, step: ExploredStep) -> bool:
+        """Return whether a step ends a round of looks at counts that are still the same."""
+        counts = {name: one.count for one, name in self._names.values() if name in step.seen}
+        return bool(step.seen) and all(
+            counts.get(name, seen) == seen for name, seen in step.seen.items()
+        )
+
+    def _spin(self, step: ExploredStep) -> None:
+        """End the run: all that follows is in runs without this round, unless nobody goes on."""
+        step.seen = {name: count for name, (_, count) in self._seen_by[step.actor].items()}
+        node = self.nodes[len(self.steps) - 1]
+        others = [actor for actor in node.enabled if actor != step.actor]
+        asleep = {**node.asleep, **node.tried}
+        if self._stuck or all(
+            (other := asleep.get(actor)) is not None and self._sees_nothing_new(other)
+            for actor in others
+        ):
+            return
+        self.spun = True
+        raise Redundant
 
     def _asleep(self) -> dict[Actor, ExploredStep]:
         """Return who sleeps in the next state: who did before, and commutes with the last step."""
@@ -631,6 +734,13 @@ class ReducedOrder(Explorer):
 
 def _adding(region: Region) -> str:
     return atomic_kind("add", root(region).dtype, used=False)
+
+
+def _acts(event: Any) -> bool:
+    """Return whether an event is more than a look: a thread that goes on forgets all others."""
+    if isinstance(event, Waited):
+        return event.amount != 0
+    return not isinstance(event, Touched) or event.writes
 
 
 def _operate(

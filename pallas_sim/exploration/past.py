@@ -166,6 +166,7 @@ class ExploredStep:
       ended: whether all that it did is known.
       accesses: to memory, where these are kept: see ``Explorer.memory``.
       where: name and line of its operations.
+      seen: if it ends a round of a loop that has done nothing but look: the counts that it saw.
     """
 
     actor: Actor
@@ -175,6 +176,7 @@ class ExploredStep:
     where: dict[Operation, tuple[str, str]] = field(
         default_factory=dict[Operation, tuple[str, str]]
     )
+    seen: dict[Hashable, int] = field(default_factory=dict[Hashable, int])
 
 
 def conflict(one: ExploredStep, other: ExploredStep) -> bool:
@@ -233,6 +235,11 @@ def _reason(kind: ReasonKind, one: tuple[str, str], other: tuple[str, str]) -> R
     return Reason(kind, one[0] or other[0], lines)
 
 
+def _change(kind: str, amount: int) -> int:
+    """Return by how much an operation changes the count of a semaphore."""
+    return {"add": amount, "subtract": amount, "take": -amount}.get(kind, 0)
+
+
 @dataclass(eq=False)
 class Past:
     """The steps of a run, what comes before what in every order of them, and the races.
@@ -251,7 +258,7 @@ class Past:
     races: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
     _last: dict[Actor, int] = field(default_factory=dict[Actor, int])
     _begun: dict[Actor, int] = field(default_factory=dict[Actor, int])
-    _met: dict[int, set[int]] = field(default_factory=dict[int, set[int]])
+    _met: dict[Actor, set[int]] = field(default_factory=dict[Actor, set[int]])
     _floor: int = 0
     _floors: list[int] = field(default_factory=list[int])
 
@@ -259,9 +266,9 @@ class Past:
         """Note in which step an actor begins."""
         self._begun[actor] = position
 
-    def follow(self, thread: int, position: int) -> None:
-        """Note that the next step of a thread comes after another step."""
-        self._met.setdefault(thread, set()).add(position)
+    def follow(self, actor: Actor, position: int) -> None:
+        """Note that the next step of an actor comes after another step."""
+        self._met.setdefault(actor, set()).add(position)
 
     def meet(self) -> None:
         """Let all that was done come before all that follows."""
@@ -281,13 +288,12 @@ class Past:
             before.add(self._last[actor])
         elif actor in self._begun:
             before.add(self._begun[actor])
-        if actor[0] == "thread":
-            before |= self._met.pop(actor[1], set())
+        before |= self._met.pop(actor, set())
         for number in met:
             if (last := self._last.get(("thread", number, 0))) is not None:
                 before.add(last)
             if ("thread", number, 0) != actor:
-                self.follow(number, position)
+                self.follow(("thread", number, 0), position)
         self.steps.append(step)
         self.before.append(before)
         self._floors.append(self._floor)
@@ -331,8 +337,28 @@ class Past:
             for (kind, what), amount in self.steps[position].operations.items():
                 if kind in ("take", "peek") and counts[what] < amount:
                     return False
-                counts[what] += {"add": amount, "subtract": amount, "take": -amount}.get(kind, 0)
+                counts[what] += _change(kind, amount)
         return True
+
+    def count(self, name: Hashable, earlier: int, later: int) -> int:
+        """Return the count of a semaphore after what comes before two steps, without the first."""
+        way = [at for at in self.without(earlier, later) if self.precedes(at, later)]
+        return sum(
+            _change(kind, amount)
+            for position in (*range(earlier), *way)
+            for (kind, what), amount in self.steps[position].operations.items()
+            if what == name
+        )
+
+    def knowledge(self, position: int) -> Hashable:
+        """Return what the actor of a step knew before it: all that its last step comes after."""
+        actor = self.steps[position].actor
+        own = [at for at in range(position) if self.steps[at].actor == actor]
+        if not own:
+            return ()
+        known = (at for at in range(own[-1] + 1) if self.precedes(at, own[-1]))
+        steps = [(self.steps[at].actor, tuple(self.steps[at].operations.items())) for at in known]
+        return frozenset(Counter(steps).items())
 
     def _needed(self, *, first: bool) -> list[set[int]]:
         """Return the additions that the waits of each step need.

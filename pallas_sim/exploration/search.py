@@ -21,7 +21,7 @@ race is reversed directly, by one run; only if none of these shows it, all order
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any, Literal
@@ -39,7 +39,7 @@ from pallas_sim.exploration.explorer import (
     Unrepeatable,
     story_of,
 )
-from pallas_sim.exploration.past import Actor, Past, Reason, reasons_of
+from pallas_sim.exploration.past import Actor, ExploredStep, Past, Reason, conflict, reasons_of
 from pallas_sim.exploration.witness import Witness
 from pallas_sim.findings import Finding
 from pallas_sim.inspector import same_bits
@@ -355,31 +355,48 @@ class Search:
       nodes: the states of the next run, up to the one in which it takes another way.
       count: how many were made.
       left: whether there is a next one.
+      vain: looks that were a whole round of a loop and let it go on as if it were none: what the
+        thread knew before, the semaphore, and the count.
     """
 
     nodes: list[Node] = field(default_factory=list[Node])
     count: int = 0
     left: bool = True
+    vain: set[tuple[Any, Hashable, int]] = field(default_factory=set[tuple[Any, Hashable, int]])
 
     @property
     def known(self) -> int:
         """How many classes of orders are known to be left."""
         return sum(len(_untried(node)) for node in self.nodes)
 
-    def learn(self, explorer: Explorer) -> None:
+    def learn(self, explorer: ReducedOrder) -> None:
         """Take note of a run that was made, and find the next one."""
         self.count += 1
         nodes, past = self.nodes, explorer.past
         del nodes[len(explorer.steps) :]
         past.order()
+        step = explorer.steps[-1] if explorer.steps else None
+        if explorer.spun and step is not None and len(step.seen) == 1:
+            ((name, count),) = step.seen.items()
+            self.vain.add((past.knowledge(len(past.steps) - 1), name, count))
         for earlier, later in past.races:
-            if earlier < len(nodes):
+            if earlier < len(nodes) and not self._is_vain(past, earlier, later):
                 _want_reversal(nodes[earlier], past, earlier, later)
+        if explorer.spun and step is not None:
+            _want_others(nodes[-1], step)
         while nodes and not _untried(nodes[-1]):
             nodes.pop()
         self.left = bool(nodes)
         if nodes:
             nodes[-1].chosen = _untried(nodes[-1])[0]
+
+    def _is_vain(self, past: Past, earlier: int, later: int) -> bool:
+        """Return whether a look without an addition before it is known to be none."""
+        operations = past.steps[later].operations
+        name = next((name for kind, name in operations if kind == "look"), None)
+        if not self.vain or name is None or len(operations) > 1:
+            return False
+        return (past.knowledge(later), name, past.count(name, earlier, later)) in self.vain
 
 
 def _untried(node: Node) -> list[Actor]:
@@ -391,18 +408,42 @@ def _untried(node: Node) -> list[Actor]:
     ]
 
 
+def _want_others(node: Node, step: ExploredStep) -> None:
+    """Want somebody else tried in a state, as the step there ended a round that was none.
+
+    Not if an addition sleeps that the look does not see: until such a look is more than nothing,
+    all that follows is where the addition comes first.
+    """
+    if any(conflict(step, other) for other in node.asleep.values()):
+        return
+    # Each of those that only look, one after the other: if all do, the last one waits forever.
+    known = [node.tried.get(actor) for actor in node.wanted]
+    if all(other is not None and other.seen for other in known):
+        awake = (actor for actor in node.enabled if actor not in node.asleep)
+        node.wanted.update([actor for actor in awake if actor not in node.wanted][:1])
+
+
 def _want_reversal(node: Node, past: Past, earlier: int, later: int) -> None:
     """Want somebody tried in a state, so that a race of its step goes the other way round."""
+    without = past.without(earlier, later)
     initial: set[Actor] = set()  # of those who go on without the earlier step: who need no others
-    before = 0
     begun: set[Actor] = set()
-    for position in past.without(earlier, later):
+    before = 0
+    for position in without:
         actor = past.steps[position].actor
         if actor not in begun and not past.past[position] & before:
             initial.add(actor)
         begun.add(actor)
         before |= 1 << position
-    if node.wanted & initial:
+    # Who sleeps has been first in all orders of the same steps, unless its run ended there.
+    asleep = {actor for actor, step in node.asleep.items() if not step.seen}
+    if not initial.isdisjoint(node.wanted | asleep):
+        return
+    # The shortest way to the later step: all else need not have happened before.
+    way = [past.steps[at].actor for at in without if past.precedes(at, later)]
+    if way[0] in node.enabled:
+        node.wanted.add(way[0])
+        node.ways[way[0]] = way[1:]
         return
     possible = [actor for actor in node.enabled if actor in initial]
     node.wanted.update(possible[:1] or node.enabled)

@@ -102,8 +102,11 @@ def _pass(thread: GpuThread, barrier: Barrier, line: str) -> None:
 
 def test(thread: GpuThread, barrier: Barrier, line: str) -> bool:
     """Return whether the next phase is complete; if so, that counts as a wait for it."""
+    choices = thread.machine.choices
+    if choices.explores:
+        choices.defer(thread)
     thread.machine.scheduler.give_way()
-    thread.machine.choices.look(thread, "look", barrier, line or thread.around)
+    choices.look(thread, "look", barrier, line or thread.around)
     if not is_passed(thread, barrier):
         if barrier.coming and not moves_by_choice(thread):
             # A loop of tests must end, so each test runs a step of an operation that arrives there.

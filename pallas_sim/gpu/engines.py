@@ -153,6 +153,10 @@ class LaunchEngines:
 
     launch: GpuLaunch
 
+    def started(self) -> Sequence[EngineOperation]:
+        """Return the operations that are not done."""
+        return self.launch.operations
+
     def movable(self) -> Sequence[EngineOperation]:
         """Return the operations whose next step can happen: the first one of each chain."""
         chains: dict[Any, EngineOperation] = {}

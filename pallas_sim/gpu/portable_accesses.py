@@ -248,6 +248,8 @@ class BlockAccess:
             return values
 
         if volatile:
+            if self.thread.machine.choices.explores:
+                self.thread.machine.choices.defer(self.thread)
             self._stop(inside)
         values = load(contents_of(self.thread))
         self._note("volatile" if volatile else "read", _SelectedElements(inside))
@@ -389,9 +391,9 @@ class BlockAccess:
         def seen() -> tuple[str, bytes, bytes]:
             return self.line, numbers.tobytes(), flat[numbers].tobytes()
 
-        waits = block.waiting is not None
-        if not (waits and block.waiting.await_change(self.thread, self.ref, seen)):
-            self.thread.machine.scheduler.stop()
+        self.thread.machine.scheduler.stop()
+        if block.waiting is not None:
+            block.waiting.await_change(self.thread, self.ref, seen)
 
     def _stop_if_shared(self) -> None:
         """Stop before a plain access, if the order of these is among the choices."""

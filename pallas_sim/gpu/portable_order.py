@@ -445,7 +445,7 @@ class WaitingPrograms:
 
     def await_change(
         self, thread: Thread, ref: Ref, seen: Callable[[], tuple[str, bytes, bytes]]
-    ) -> bool:
+    ) -> None:
         """Let a program wait before it looks, if it would see what it saw before.
 
         Only where every order is explored: a look that sees nothing new is a step too many.
@@ -454,23 +454,18 @@ class WaitingPrograms:
           thread: that runs it.
           ref: as of ``looked``.
           seen: returns what it would see, as of ``looked``.
-
-        Returns:
-          Whether it waited.
         """
         choices, scheduler = self.machine.choices, self.machine.scheduler
         task, before = scheduler.current, ref.block.program.last
-        if not choices.explores or task is None or before is None:
-            return False
-        waited = False
+        if not choices.explores or task is None or before is None or before[:2] != seen()[:2]:
+            return
+        choices.repeat_look()
         while before == seen():
-            self.tasks[task], rounds, waited = ref.block.memory, self.rounds, True
-            choices.spin()
+            self.tasks[task], rounds = ref.block.memory, self.rounds
             scheduler.block(lambda: self._wait_of(thread, ref, before[0]))
             choices.follow_waker()
             if self.rounds > rounds:  # nobody can change it, so the loop may end by counting
                 break
-        return waited
 
     def _wait_of(self, thread: Thread, ref: Ref, line: str) -> Wait:
         point = ref.block.program.point

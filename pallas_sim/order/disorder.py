@@ -43,7 +43,7 @@ def report_disorder(machine: Machine, recording: Recording) -> None:
     with collecting_later():  # the proof makes as many objects as the run has events
         kept = {id(array): kept for array, kept in machine.dropped()}
         owners = _renumber(events, list(machine.owners))
-        if machine.sites is not None:
+        if machine.sites is not None and machine.sites.records:
             machine.sites.proved.append((events, owners, kept))
         last = happens_before(events, owners, kept)
         findings = _findings(last, machine.seed)

@@ -18,6 +18,7 @@ from pallas_sim.eager import bind
 from pallas_sim.errors import SimulationError
 from pallas_sim.evaluation import CALLS, Program, called, prepare, prepare_lifted, run
 from pallas_sim.generators import raw_value, value_of
+from pallas_sim.inspector import same_bits
 from pallas_sim.machine import Thread
 from pallas_sim.memory import KeyArray, Ref, locate, to_jax
 from pallas_sim.points import Site, branch_site, loop_site
@@ -47,11 +48,22 @@ def _while(eqn: Equation) -> Evaluate:
     first, second = eqn.params["cond_nconsts"], eqn.params["body_nconsts"]
     site = loop_site(eqn)
 
+    @functools.cache
+    def live() -> Sequence[int]:
+        """Return which parts of its state the body uses: a new round forgets the others."""
+        inner = open_jaxpr(eqn.params["body_jaxpr"])[0]
+        used = {id(var) for one in inner.eqns for var in one.invars} | set(map(id, inner.outvars))
+        return [at for at, var in enumerate(inner.invars[second:]) if id(var) in used]
+
     def evaluate(thread: Thread, *args: Any) -> Any:
         rounds = 0
         of_condition, of_body = args[:first], args[first : first + second]
         carry = list(args[first + second :])
+        choices, before, mark = thread.machine.choices, carry, None
         while np.any(going := run(condition, thread, (*of_condition, *carry))[0]):
+            if choices.explores:
+                same = all(same_bits(carry[at], before[at]) for at in live())
+                before, mark = carry, choices.enter_round(thread, mark, same=same)
             thread.machine.count(1)  # an empty loop has no equations to count
             rounds += 1
             after = run(body, thread, (*of_body, *carry))

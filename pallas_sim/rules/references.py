@@ -13,6 +13,7 @@ from pallas_sim.accesses import (
     record_access,
     record_window,
     report_input_write,
+    stop_before_access,
 )
 from pallas_sim.compat.places import transforms_in, transforms_of
 from pallas_sim.dtypes import Array, convert
@@ -142,6 +143,7 @@ def _change(
     used: bool = False,
 ) -> Any:
     """Change a window of memory, as far as it is there; return its old values if they are used."""
+    stop_before_access(thread)
     try:
         part = read(ref.data, window, operands) if used else None
         region = region_of(ref.data, window, operands, part) if thread.recorded else None

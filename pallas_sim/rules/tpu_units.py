@@ -33,8 +33,10 @@ from pallas_sim.evaluation import prepare_lifted, run
 from pallas_sim.findings import Finding
 from pallas_sim.machine import Thread
 from pallas_sim.memory import Elements, Outside, Ref, grid_of
+from pallas_sim.points import loop_site
 from pallas_sim.products import multiplier
 from pallas_sim.registry import Equation, Evaluate, rule
+from pallas_sim.rules.control import count_rounds
 from pallas_sim.transforms import Indexed, Operand, Transform
 from pallas_sim.windows import read, write
 
@@ -476,12 +478,14 @@ def _located(
 def _parallel_loop(eqn: Equation) -> Evaluate:
     lower, upper, step, consts, carried = eqn.operands_in("tree")
     body = prepare_lifted(eqn.params["jaxpr"])
+    site = loop_site(eqn)
 
     def evaluate(thread: Thread, *operands: Any) -> Any:
         first, end, stride = (int(operands[operand.position]) for operand in (lower, upper, step))
         constant = [operands[operand.position] for operand in consts]
         carry = [operands[operand.position] for operand in carried]
         rounds: Any = np.arange(first, end, stride, dtype=np.int32)
+        count_rounds(site, thread, len(rounds))
         if not carry:
             rounds = rounds[thread.machine.choices.order(len(rounds))]
         for index in rounds:

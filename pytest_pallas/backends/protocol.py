@@ -279,6 +279,7 @@ class Outcome:
       by_seed: whether a simulated run had an order besides, which only a seed changes: of the
         programs of a grid, the rounds of a parallel loop, or the rows of a copy.
       exploration: the ``pallas_sim.Exploration`` that showed or withdrew its races, or None.
+      story: the order of a witness in lines; () of other schedules.
     """
 
     values: Any = None
@@ -297,6 +298,7 @@ class Outcome:
     every_order: bool = False
     by_seed: bool = False
     exploration: Any = None
+    story: tuple[str, ...] = ()
 
     @property
     def nbytes(self) -> int:

@@ -30,6 +30,10 @@ if TYPE_CHECKING:
 _RUNS, _RUN_BYTES, _KEPT_BYTES = 256, 1 << 26, 1 << 20
 
 
+#: The first order of an exploration in words.
+_FIRST = ("each thread goes on as long as it can, and copies move when no thread can",)
+
+
 @dataclass(frozen=True)
 class Simulator:
     """A backend that simulates kernels on the CPU of this process, in one thread.
@@ -198,8 +202,10 @@ class Simulator:
             return _without_races(outcome, exploration)
         kind = BoundsError if beyond else RaceError if races else DmaError
         error = kind.of(*beyond, *races, *others)
+        facts = facts_of(error)
+        if call.schedule.witness:
+            facts.schedule = dataclasses.replace(call.schedule, story=outcome.story)
         if exploration is not None:
-            facts = facts_of(error)
             facts.unconfirmed = not exploration.confirmed
             if exploration.witness is not None:
                 facts.schedule = Schedule.of(exploration)
@@ -310,7 +316,12 @@ def _evaluated(
 
     machine, probe_results = _machine(backend, call, timeline)
     machine.drops_indices = drops_indices
-    values, arrays = _values(backend, call, program, machine)
+    try:
+        values, arrays = _values(backend, call, program, machine)
+    except Exception as error:
+        if call.schedule.witness:
+            facts_of(error).schedule = dataclasses.replace(call.schedule, story=_story(machine))
+        raise
     return Outcome(
         values=jax.tree.map(_read_only, values),
         inputs=tuple(_read_only(to_numpy(array)) for array in arrays),  # of random keys, the data
@@ -324,7 +335,13 @@ def _evaluated(
         steps=machine.steps,
         every_order=machine.monitored and not order_matters(machine),
         by_seed=machine.choices.by_seed,
+        story=_story(machine) if call.schedule.witness else (),
     )
+
+
+def _story(machine: Machine) -> tuple[str, ...]:
+    """Return the order of a run in lines."""
+    return machine.choices.story or _FIRST
 
 
 def _values(

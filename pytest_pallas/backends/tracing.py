@@ -303,24 +303,22 @@ def kernels_of(
 
 def traced_kernels(call: Call, backend: Backend) -> Sequence[KernelCall]:
     """Return the kernels of a call without its rewriting; () if it cannot be traced."""
-    return kernels_of(call.with_settings(rewriting=None), _context_of(backend)) or ()
+    return kernels_of(call.with_settings(rewriting=None), context_of_traces(backend)) or ()
 
 
 def traced_jaxpr(call: Call, backend: Backend) -> Any:
     """Return the trace of a call without its rewriting; None if it cannot be traced."""
-    traced = _traced(call.with_settings(rewriting=None), _context_of(backend))
+    traced = _traced(call.with_settings(rewriting=None), context_of_traces(backend))
     return None if traced is None else traced.jaxpr
 
 
-def outputs_of(call: Call, backend: Backend) -> Sequence[Any]:
-    """Return shapes and dtypes of the outputs of a call on a backend; () if it cannot be traced.
+def outputs_of(call: Call, context: Callable[[], AbstractContextManager[Any]]) -> Any:
+    """Return shapes and dtypes of the outputs of a call, a pytree; None if it cannot be traced.
 
     JAX caches the trace, which its run uses.
     """
-    import jax
-
-    traced = _traced(call, _context_of(backend))
-    return () if traced is None else jax.tree.leaves(traced.out_info)
+    traced = _traced(call, context)
+    return None if traced is None else traced.out_info
 
 
 def _traced(call: Call, context: Callable[[], AbstractContextManager[Any]]) -> Any:
@@ -334,8 +332,8 @@ def _traced(call: Call, context: Callable[[], AbstractContextManager[Any]]) -> A
         return None
 
 
-def _context_of(backend: Backend) -> Callable[[], AbstractContextManager[Any]]:
-    """Makes the context to trace in for a backend."""
+def context_of_traces(backend: Backend) -> Callable[[], AbstractContextManager[Any]]:
+    """Return what makes the context to trace in for a backend."""
     usual: Any = functools.partial(tracing_for, chip_of(backend))
     if backend.kind == "hardware":
         usual = nullcontext

@@ -101,6 +101,7 @@ class CheckContext(Properties):
       explained: whether the error of a failure has an explanation; without, it has only a headline.
       run_seconds: the seconds of each run of the kernel; see ``count_run``.
       run_steps: the equations of each, likewise.
+      run_kernels: the kernels of all of them.
       coverage: ``run`` adds what of the kernel ran, whatever becomes of the check.
       orders: the sanitizers of schedules add in how many orders it ran, likewise.
     """
@@ -122,6 +123,7 @@ class CheckContext(Properties):
     explained: bool = True
     run_seconds: list[float] = field(default_factory=list[float], repr=False, compare=False)
     run_steps: list[int] = field(default_factory=list[int], repr=False, compare=False)
+    run_kernels: list[Any] = field(default_factory=list[Any], repr=False, compare=False)
     coverage: list[tuple[Reached, ...]] = field(
         default_factory=list[tuple[Reached, ...]], repr=False, compare=False
     )
@@ -248,6 +250,7 @@ def count_run(context: CheckContext, outcome: Outcome) -> None:
     """Count a run of the kernel, also one that a cache had, and what of the kernel ran."""
     context.run_seconds.append(outcome.seconds)
     context.run_steps.append(outcome.steps)
+    context.run_kernels.extend(outcome.kernels)
     context.coverage.append(outcome.coverage)
 
 
@@ -325,6 +328,9 @@ def as_kernel_error(error: Exception) -> PallasError:
 def under(schedule: Schedule, error: PallasError) -> PallasError:
     """Add the schedule of its run to an error, unless that is the default schedule."""
     if schedule == Schedule():
+        return error
+    if schedule.witness:  # which is a fact of the message
+        facts_of(error).schedule = facts_of(error).schedule or schedule
         return error
     described = error.with_message(f"{error}\n  with {schedule}")
     facts_of(described).schedule = schedule

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from pytest_pallas.backends.protocol import Schedule
 from pytest_pallas.checks.check import Program, declare_check
 from pytest_pallas.checks.context import (
@@ -39,5 +41,5 @@ def forward(context: CheckContext) -> CheckResult:
         outcome=outcome,
         notes=outcome.notes,
         answer=ComparedOutputs(flatten(outcome.values), expected, context),
-        schedule=schedule,
+        schedule=replace(schedule, story=outcome.story),
     )

@@ -53,10 +53,10 @@ class Vjp:
         return pullback(typed)
 
 
-def program(context: CheckContext) -> Program:
+def program(context: CheckContext, cotangents: Any = None) -> Program:
     """Return the program that a compiling backend compiles: the kernel and its pullback."""
     by = _positions(context)
-    return Vjp(context.kernel, by), (None, *context.arguments.args)
+    return Vjp(context.kernel, by), (cotangents, *context.arguments.args)
 
 
 def requires_spec(spec: KernelSpec) -> str | None:

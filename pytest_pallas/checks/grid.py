@@ -16,7 +16,7 @@ from pallas_sim.chips import DEFAULT_TARGETS, TARGETS, Label, Target
 from pallas_sim.errors import PallasError
 from pytest_pallas.backends.analyzing import analyzed, on_chip
 from pytest_pallas.backends.protocol import Backend, Call, Outcome, chip_of
-from pytest_pallas.backends.tracing import kernels_of
+from pytest_pallas.backends.tracing import kernels_of, outputs_of
 from pytest_pallas.checks.check import declare_check
 from pytest_pallas.checks.context import CheckContext, CheckResult, call
 from pytest_pallas.checks.gradient import program
@@ -93,12 +93,14 @@ def grid(context: CheckContext) -> CheckResult:
     """
     if not context.settings.jit:
         raise NotApplicableError(
-            "the grid check traces the kernel, and jit=False says that it cannot be traced"
+            "the grid check traces the kernel, and jit=False says that it cannot be traced",
+            final=True,
         )
     started = time.perf_counter()
     calls = [call(context, context.kernel, context.arguments.args)]
-    if context.differentiable:
-        calls.append(call(context, *program(context)))
+    if context.differentiable:  # with cotangents, so that ``gradient`` uses the same trace
+        cotangents = outputs_of(calls[0], _tracing(context))
+        calls.append(call(context, *program(context, cotangents)))
     analysis = _analysis_of(context, calls)
     whole = all(window.whole for kernel in analysis.calls for window in kernel.windows)
     if not whole:
@@ -117,7 +119,7 @@ def grid(context: CheckContext) -> CheckResult:
         facts_of(error).analysis = analysis
         raise error
     if whole:
-        raise NotApplicableError(NO_BLOCKS)
+        raise NotApplicableError(NO_BLOCKS, final=True)
     reason = None if analysis.others else one_program([kernel.call for kernel in analysis.calls])
     if reason is not None:
         raise NotApplicableError(f"{reason}; draw larger inputs")

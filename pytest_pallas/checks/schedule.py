@@ -110,7 +110,8 @@ def under_schedules(context: CheckContext) -> Iterator[tuple[Schedule, Outcome]]
         raise_error(context, first, default)
     kernels: Sequence[Any] = first.kernels
     asynchronous = any(kernel.asynchronous for kernel in kernels)
-    exploration = _explored(context, first) if asynchronous else None
+    explores = asynchronous and not context.settings.witness
+    exploration = _explored(context, first) if explores else None
     yield default, first
     raise_error(context, first, default)
     others = schedules(context, kernels)
@@ -140,6 +141,8 @@ def _reordered(
       exploration: the ``pallas_sim.Exploration`` of the call, or None.
     """
     confirmed = True
+    # Orders that differ in rounding only are not explored.
+    rounds = exploration is not None and any(r.kind == "sum" for r in exploration.reasons)
     if context.settings.witness:
         others = [Schedule(witness=context.settings.witness)]
     elif exploration is not None and exploration.verdict == "wrong":
@@ -150,13 +153,17 @@ def _reordered(
             yield Schedule(), Outcome(error=error, findings=exploration.findings)
             return
         others = [Schedule.of(exploration)]
-    elif context.orders and context.orders[-1].proved and not first.by_seed:
+        if exploration.differs:
+            # From the first order of the exploration, which is another one than the default.
+            plain = replace(exploration.witness, choices=())
+            others.append(Schedule(witness=str(plain)))
+    elif context.orders and context.orders[-1].proved and not first.by_seed and not rounds:
         others = [schedule for schedule in others if schedule.cores > 1]
     for schedule in others:
         outcome = context.runs.get(context, schedule)
         if outcome.error is not None and not confirmed:
             facts_of(outcome.error).unconfirmed = True
-        yield schedule, outcome
+        yield replace(schedule, story=outcome.story), outcome
 
 
 def _explored(context: CheckContext, first: Outcome) -> Any:

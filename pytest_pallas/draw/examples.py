@@ -22,7 +22,7 @@ from pytest_pallas.draw.arrays import strategy_errors
 from pytest_pallas.draw.covering import Covering, Goal, planned
 
 #: Draws for each example of a check that has parts; those with new parts are run.
-_FOR_PARTS = 2
+FOR_PARTS = 2
 
 #: Draws of the smallest pool. Smaller pools are the first draws of larger ones, so that checks with
 #: fewer examples share the compiled kernels of the others.
@@ -155,7 +155,7 @@ def draws_with_all(pool: DrawPool, draws: int) -> int:
 
 def draws_for(examples: int, subjects: Subjects | None) -> int:
     """Return the number of draws from which examples are selected."""
-    return examples if subjects is None else _FOR_PARTS * examples
+    return examples if subjects is None else FOR_PARTS * examples
 
 
 def shared(

@@ -142,10 +142,10 @@ def _call(call: GridCall) -> Iterator[str]:
     yield _head(call.call)
     yield from _wrapped("grid      ", _grid(call))
     for window in call.windows:
-        yield from _wrapped(f"{window.name:<10}", _window(call, window))
+        yield from _wrapped(f"{window.name:<9} ", _window(call, window))
     for name, aval in call.facts.scratch:
         scratch = f"{getattr(aval, 'dtype', '')}{list(getattr(aval, 'shape', ()))}"
-        yield from _wrapped(f"{name:<10}", f"scratch {scratch} in {space_of(aval)}")
+        yield from _wrapped(f"{name:<9} ", f"scratch {scratch} in {space_of(aval)}")
     yield from _table(call)
 
 

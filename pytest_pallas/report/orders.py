@@ -1,7 +1,7 @@
 """Report in how many orders of their threads and copies the calls of kernels ran, from records.
 
 The sanitizers of schedules share their runs, so that a call is in the records of each of them: of
-the checks of a kernel on a backend, the one that asked about most calls counts.
+the checks of a kernel on a backend, the one that asked about most calls counts, in all tests.
 """
 
 from __future__ import annotations
@@ -41,14 +41,13 @@ def ordered(records: Iterable[Record]) -> list[KernelOrders]:
             record.backend + "".join(f"-{axis}{size}" for axis, size in record.mesh.items()),
         ),
     )
-    return [
-        KernelOrders(
-            kernel=kernel,
-            where=where,
-            orders=max((row.orders for row in rows if row.orders), key=lambda one: one.calls),
-        )
-        for (_, kernel, where), rows in groups.items()
-    ]
+    kernels: list[KernelOrders] = []
+    for (_, kernel, where), rows in groups.items():
+        checks = group_by(rows, lambda record: record.check).values()
+        sums = filter(None, (orders_of(row.orders for row in same) for same in checks))
+        most = max(sums, key=lambda orders: orders.calls)
+        kernels.append(KernelOrders(kernel=kernel, where=where, orders=most))
+    return kernels
 
 
 def counts_of(orders: Orders) -> str:

@@ -22,7 +22,7 @@ from pallas_sim.errors import OptionError, PallasError, SimulationLimitError
 from pytest_pallas.backends.ending import OverdueError, ending_whole
 from pytest_pallas.backends.protocol import Backend, label
 from pytest_pallas.backends.registry import parse
-from pytest_pallas.backends.tracing import outputs_of
+from pytest_pallas.backends.tracing import context_of_traces, outputs_of
 from pytest_pallas.budget import COPIES, FLOAT_BYTES, available_bytes, check_memory
 from pytest_pallas.checks import Check
 from pytest_pallas.checks.context import ComparisonPeer
@@ -392,9 +392,10 @@ def _refuse_too_large(run: CheckRun, arguments: Arguments, names: Sequence[str])
     import jax
 
     call = call_of(run.kernel, arguments, session.options.timeout, jit=run.jit)
-    outputs = outputs_of(call, backend) if run.jit and run.devices == 1 else ()
+    alone = run.jit and run.devices == 1
+    outputs = outputs_of(call, context_of_traces(backend)) if alone else ()
     own = needed = 0
-    for leaf in [*jax.tree.leaves(arguments.args), *outputs]:
+    for leaf in jax.tree.leaves((arguments.args, outputs)):
         if not hasattr(leaf, "shape") or not hasattr(leaf, "dtype"):
             continue
         elements, width = math.prod(leaf.shape), getattr(leaf.dtype, "itemsize", 0)

@@ -21,7 +21,12 @@ from pallas_sim.errors import OptionError, PallasError
 from pytest_pallas.backends.processes import gang
 from pytest_pallas.backends.protocol import Backend, label
 from pytest_pallas.backends.registry import parse
-from pytest_pallas.budget import ELEMENTS_PER_EQUATION, EXAMPLE_COST, ExampleBudget
+from pytest_pallas.budget import (
+    ELEMENTS_PER_EQUATION,
+    EXAMPLE_COST,
+    TRACE_COST,
+    ExampleBudget,
+)
 from pytest_pallas.checks import Check
 from pytest_pallas.checks.context import (
     CheckContext,
@@ -39,7 +44,7 @@ from pytest_pallas.draw.examples import draw_name
 from pytest_pallas.draw.meshes import MeshAxes, examples_for, fixed_sizes, place_of, sizes_of
 from pytest_pallas.draw.signatures import as_strategy
 from pytest_pallas.errors import NotApplicableError, facts_of
-from pytest_pallas.grid.kernel_calls import on_two_devices
+from pytest_pallas.grid.kernel_calls import equations_inside, on_two_devices
 from pytest_pallas.judge.tolerance import Tolerance, as_tolerance
 from pytest_pallas.options import Options
 from pytest_pallas.record import Note
@@ -83,7 +88,8 @@ class CheckRun(CallProperties):
       before: the backends of the spec to compare with.
       expected: whether it is expected to fail, so that it does not shrink.
       left_out: returns whether collection left out a check, by name.
-      costs: of the examples that ran; see ``budget``.
+      costs: of the examples that ran; see ``ExampleBudget``.
+      traces: of their traces, likewise.
     """
 
     session: Session
@@ -106,6 +112,7 @@ class CheckRun(CallProperties):
     expected: bool = False
     left_out: Callable[[str], bool] = lambda _: False
     costs: list[int] = field(default_factory=list[int])
+    traces: dict[str, int] = field(default_factory=dict[str, int])
 
     @property
     def backend_name(self) -> str:
@@ -172,7 +179,9 @@ class CheckRun(CallProperties):
         if not simulates or gang() is not None:
             return ExampleBudget.fixed(count, varies=not simulates)
         most = 1 << count.bit_length() if self.check.base else count
-        return ExampleBudget(count=count, least=least, most=most, costs=self.costs)
+        return ExampleBudget(
+            count=count, least=least, most=most, costs=self.costs, traces=self.traces
+        )
 
     @property
     def source_key(self) -> tuple[Any, ...]:
@@ -339,8 +348,10 @@ def run_example(
     run = on_its_mesh(run, arguments)
     counts = trial is None
     result = run.result if counts else Result.of(run.name, run.check.name, run.backend)
+    signature = ""
     if counts:
         result.begin(arguments)
+        signature = result.inputs[-1].signature
         if session.observer is not None:
             name = draw_name(drawn) if run.drawn else ""
             session.observer.example(result, list(drawn_facts(arguments)), name)
@@ -362,12 +373,15 @@ def run_example(
             result.withdraw(
                 "hypothesis rejected every example (assume() or reject())"
                 if rejected
-                else facts_of(error).plain
+                else facts_of(error).plain,
+                final=getattr(error, "final", False),
             )
         return None
     finally:
         run.costs.append(_cost_of(context))
         if counts:
+            if run.check.program is not None:  # other checks use the traces of these
+                run.traces.setdefault(signature, _trace_cost_of(context))
             result.cover(context.coverage, context.orders)
     kernels = check_result.outcome.kernels if check_result.outcome else ()
     text = on_two_devices(kernels) if counts and run.check.base else None
@@ -392,6 +406,15 @@ def _cost_of(context: CheckContext) -> int:
     elements = sum(math.prod(array.shape) for array in arrays)
     runs = max(1, len(context.run_steps))
     return EXAMPLE_COST + sum(context.run_steps) + runs * elements // ELEMENTS_PER_EQUATION
+
+
+def _trace_cost_of(context: CheckContext) -> int:
+    """Return what it cost to trace the kernels of an example, likewise."""
+    equations = {
+        (kernel.name, kernel.source, kernel.path): sum(1 for _ in equations_inside(kernel.eqn))
+        for kernel in context.run_kernels
+    }
+    return TRACE_COST * sum(equations.values())
 
 
 def _has_more_devices(run: CheckRun) -> bool:

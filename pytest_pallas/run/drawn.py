@@ -31,7 +31,7 @@ from pytest_pallas.coverage import reason_of
 from pytest_pallas.draw.arguments import Arguments, as_arguments, larger_first
 from pytest_pallas.draw.arrays import draw_once
 from pytest_pallas.draw.database import Recorded
-from pytest_pallas.draw.examples import choose, draw_name
+from pytest_pallas.draw.examples import FOR_PARTS, LEAST, choose, draw_name
 from pytest_pallas.draw.growth import Growth
 from pytest_pallas.draw.meshes import fixed_sizes, is_drawn
 from pytest_pallas.errors import CompilerFailedError, GoldenError, facts_of
@@ -55,10 +55,6 @@ from pytest_pallas.spec import KernelSpec
 if TYPE_CHECKING:
     from pytest_pallas.draw.examples import ExampleSource
     from pytest_pallas.replay.goldens import Golden
-
-
-#: Number of examples of a check that did not apply to the first ones.
-_FURTHER = 16
 
 
 @dataclass
@@ -242,6 +238,7 @@ def fuzz_of(run: CheckRun, through: Any = None) -> Fuzz:
         database=database,
         elsewhere=elsewhere,
         growth=_growth_of(run),
+        fills=session.goldens is None,  # goldens are found among the draws
     )
 
 
@@ -306,15 +303,18 @@ def _fuzz_examples(run: CheckRun, what: Fuzz) -> None:
     """Run the usual number of examples."""
     __tracebackhide__ = True
     fuzz(what, seed=run.options.seed, budget=run.budget)
-    if not run.result.examples and run.budget.count < _FURTHER:
+    if not (run.result.examples or run.result.final):
         _fuzz_until_one_counts(run, what)
 
 
 def _fuzz_until_one_counts(run: CheckRun, what: Fuzz) -> None:
-    """Continue with further examples, if the check did not apply to the first ones."""
+    """Continue with the examples that other checks have, if it did not apply to the first ones."""
     __tracebackhide__ = True
     seed = run.options.seed
-    budget = replace(run.budget, count=_FURTHER, least=0, most=_FURTHER)
+    count = LEAST if what.subjects is None else LEAST // FOR_PARTS
+    if run.budget.count >= count:
+        return
+    budget = replace(run.budget, count=count, least=0, most=count)
     for number, drawn in enumerate(drawn_calls(what.source, seed, budget, what.subjects), 1):
         if draw_name(drawn) in what.passed:
             continue

@@ -18,7 +18,7 @@ import traceback
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from itertools import chain, islice
+from itertools import chain, combinations, islice
 from typing import Any
 from unittest import SkipTest
 
@@ -84,6 +84,9 @@ OTHER_SECONDS = 5.0
 #: itself included.
 DRAWS, EACH = 8, 8
 
+#: So many draws have a variant for further pairs of choices, where each example is a draw.
+DRAWS_PER_VARIANT = 3
+
 #: Number of saved examples that may pass before the replay stops.
 REMEMBERED = 10
 
@@ -121,6 +124,7 @@ class Fuzz:
       shapes: signatures of the draws of all earlier rounds; draws of new shapes come first.
       subjects: see ``ExampleSource.choose``.
       growth: examples for what of the kernel has not run; None for none.
+      fills: whether variants of the draws run for further pairs of choices.
     """
 
     run: Callable[[Any], object]
@@ -133,6 +137,7 @@ class Fuzz:
     shapes: set[str] = field(default_factory=set[str])
     subjects: Subjects | None = None
     growth: Growth | None = None
+    fills: bool = True
 
 
 def fuzz(what: Fuzz, *, seed: int, budget: ExampleBudget, until: float | None = None) -> None:
@@ -152,7 +157,9 @@ def fuzz(what: Fuzz, *, seed: int, budget: ExampleBudget, until: float | None = 
     """
     __tracebackhide__ = True
     runner = ExampleRunner(what.run, what.passed, until=until, growth=what.growth)
-    draws, calls = _planned(what.source, seed, budget, what.subjects)
+    draws, planned = _planned(what.source, seed, budget, what.subjects)
+    every = list(planned)
+    calls = iter(every)
     if budget.most > budget.count:
         whole = draws_with_all(what.source.pool(seed, draws), budget.count)
         budget = replace(budget, least=max(budget.least, whole))
@@ -161,8 +168,8 @@ def fuzz(what: Fuzz, *, seed: int, budget: ExampleBudget, until: float | None = 
     def attempt(drawn: Any, goal: Goal | None) -> None:
         __tracebackhide__ = True
         runner.undeclared = bool(goal and what.growth and what.growth.exceeds(goal))
-        planned = _PlannedCall(drawn, draw_name(drawn), 0)
-        _explore(what, runner, [planned], seed=seed, draws=more, goal=goal)
+        call = _PlannedCall(drawn, draw_name(drawn), 0)
+        _explore(what, runner, [call], seed=seed, draws=more, goal=goal)
 
     def further() -> Iterator[Any]:
         choice = what.source.choose(seed, more, what.subjects)
@@ -171,7 +178,12 @@ def fuzz(what: Fuzz, *, seed: int, budget: ExampleBudget, until: float | None = 
     try:
         _remembered(what, runner, what.database)
         budget.costs.clear()  # saved examples are not among those that it counts
-        _explore(what, runner, calls, seed=seed, draws=draws, budget=budget)
+        budget.traces.clear()
+        _explore(what, runner, calls, seed=seed, draws=draws, more=lambda: budget.goes_on)
+        if what.fills and budget.most > budget.count:
+            ran = [call for call in every if call.text in runner.passed]
+            other = islice(_with_new_pairs(ran), len(ran) // DRAWS_PER_VARIANT)
+            _explore(what, runner, other, seed=seed, draws=draws, more=lambda: budget.has_room)
         if what.growth is not None and not runner.over:
             what.growth.grow(what.source, seed, attempt, further)
     except PallasError as error:
@@ -313,6 +325,23 @@ def _calls(
                 break
 
 
+def _with_new_pairs(calls: Sequence[_PlannedCall]) -> Iterator[_PlannedCall]:
+    """Yield variants of draws that bring new pairs of choices."""
+    pairs = {pair for planned in calls for pair in _pairs(planned.call)}
+    several = [(planned, variants(planned.call)) for planned in calls]
+    for number in range(1, MOST_VARIANTS):
+        for planned, others in several:
+            call = next(others, None)
+            if call is not None and not pairs.issuperset(new := _pairs(call)):
+                pairs |= new
+                yield _PlannedCall(call, planned.text, number)
+
+
+def _pairs(call: Any) -> set[Hashable]:
+    """Return the pairs of choices that a call brings together."""
+    return set(combinations(inputs_of(as_arguments(call)).choices, 2))
+
+
 def _explore(
     what: Fuzz,
     runner: ExampleRunner,
@@ -322,16 +351,16 @@ def _explore(
     draws: int = 0,
     goal: Goal | None = None,
     spent: _DrawTimes | None = None,
-    budget: ExampleBudget | None = None,
+    more: Callable[[], bool] = lambda: True,
 ) -> None:
-    """Run calls, of a goal or else of so many draws, within a budget, and shrink the first failure.
+    """Run calls, of a goal or else of so many draws, and shrink the first failure.
 
-    ``spent`` records their times.
+    ``spent`` records their times; ``more`` says whether another one runs.
     """
     __tracebackhide__ = True
     spent = _DrawTimes() if spent is None else spent
     for planned in calls:
-        if budget is not None and not budget.goes_on:
+        if not more():
             return
         if not planned.number:
             spent.variants = 0.0

@@ -86,6 +86,7 @@ class Result(ExampleResults):
       source: ``file:line`` of the kernel's function, or "".
       inputs: what was drawn; one for each example.
       earlier: number of examples of the same test that another result counted before.
+      final: whether no further example will count: ``withdrawn`` holds for all of them.
       mutants: the verdicts on mutants, as plain values.
       unreached: reasons why a part of the kernel need not run, as in ``KernelSpec.unreached``.
     """
@@ -98,6 +99,7 @@ class Result(ExampleResults):
     mesh: Mapping[str, int] = field(default_factory=dict[str, int])
     inputs: list[Inputs] = field(default_factory=list["Inputs"])
     earlier: int = 0
+    final: bool = False
     mutants: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
     unreached: Mapping[str, str] = field(default_factory=dict[str, str])
 
@@ -134,10 +136,10 @@ class Result(ExampleResults):
         self.inputs.append(inputs_of(arguments))
         self._add_point(ExamplePoint(dims=_dims(arguments)))
 
-    def withdraw(self, reason: str = "") -> None:
-        """Undo the last ``begin``: the check does not apply to the example."""
+    def withdraw(self, reason: str = "", *, final: bool = False) -> None:
+        """Undo the last ``begin``: the check does not apply to the example, or to any if final."""
         self.examples -= 1
-        self.withdrawn = reason
+        self.withdrawn, self.final = reason, final
         self.inputs.pop()
         self.points.pop()
 
@@ -216,6 +218,7 @@ class Result(ExampleResults):
         self.inputs += later.inputs
         self.evidence += later.evidence
         self.withdrawn = later.withdrawn or self.withdrawn
+        self.final |= later.final
         self.goldens.update(later.goldens)
         self.used_goldens.update(later.used_goldens)
         self.cover((later.coverage,), () if later.orders is None else (later.orders,))

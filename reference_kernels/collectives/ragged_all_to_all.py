@@ -16,9 +16,10 @@ does not know how many it will get does not know when it has them all.
 
 Bytes: a device sends its runs for others and nothing else.
 
-Who receives nothing could end its call while another device still waits at the entry, and enter the
-next; its signal there would be taken for that of a third device, which may not have entered at all.
-So nobody leaves before everybody has passed the entry, which each says with a second signal.
+Who receives nothing may end its call while others still wait at the entry, and enter the next. Its
+signal there may be taken for that of a third device, and yet nobody passes an entry before all have
+come to it: all signal all. Whoever passes it first has taken a signal of each other device for each
+call so far, and had one of them not come to this call, the others would have come to the next one.
 
 Gale, Narayanan, Young and Zaharia, "MegaBlocks: efficient sparse training with mixture-of-experts",
 2022 (arXiv:2211.15841) on why experts get numbers of tokens that are known at run time only.
@@ -48,7 +49,6 @@ def _ragged_kernel(
     o_ref: Any,
     sent: Any,
     received: Any,
-    entered: Any,
     *,
     axis_name: str,
 ) -> None:
@@ -73,8 +73,6 @@ def _ragged_kernel(
 
     if others:
         _mesh.enter(axis_name, *others)
-        for other in others:
-            pl.semaphore_signal(entered, 1, device_id=_mesh.at(axis_name, other))
 
     @pl.loop(0, count)
     def _start(step: Any) -> None:
@@ -88,9 +86,6 @@ def _ragged_kernel(
         size = recv_sizes[run]
         there = o_ref.at[pl.ds(0, size)]  # anywhere: what counts is how much
         pl.when(size > 0)(lambda: pltpu.make_async_copy(there, there, received).wait())
-
-    if others:
-        pl.semaphore_wait(entered, len(others))
 
 
 def ragged_all_to_all(
@@ -145,7 +140,7 @@ def ragged_all_to_all(
             grid=(),
             in_specs=[hbm, hbm],
             out_specs=hbm,
-            scratch_shapes=[dma, dma, pltpu.SemaphoreType.REGULAR],
+            scratch_shapes=[dma, dma],
         ),
         input_output_aliases={len(numbers) + 1: 0},
         compiler_params=pltpu.CompilerParams(collective_id=collective_id if devices > 1 else None),

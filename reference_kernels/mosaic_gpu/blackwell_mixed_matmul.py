@@ -51,7 +51,6 @@ def _kernel(
     sums: Any,
     loaded: Any,
     consumed: Any,
-    summed: Any,
     *,
     steps: int,
 ) -> None:
@@ -95,9 +94,8 @@ def _kernel(
             plgpu.barrier_wait(consumed.at[jax.lax.rem(before, stages)])
             pl.when(before + stages < steps)(lambda: fetch(before + stages))
 
+    # The tensor core arrives there once this product and all before it are done.
     plgpu.barrier_wait(consumed.at[(steps - 1) % stages])
-    plgpu.tcgen05_commit_arrive(summed)
-    plgpu.barrier_wait(summed)
     value = plgpu.async_load_tmem(sums)
     plgpu.wait_load_tmem()
     if scales_gmem is not None:
@@ -172,7 +170,6 @@ def blackwell_mixed_matmul(
             "sums": plgpu.TMEM((_ROWS, block_n), jnp.float32),
             "loaded": plgpu.Barrier(num_arrivals=2, num_barriers=stages),
             "consumed": plgpu.Barrier(num_barriers=stages, orders_tensor_core=True),
-            "summed": plgpu.Barrier(orders_tensor_core=True),
         },
         grid=(pl.cdiv(m, _ROWS), pl.cdiv(n, block_n)),
         grid_names=("row", "column"),

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import json
-import random
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -20,97 +18,25 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 from jax.experimental.pallas.ops.tpu import all_gather
 from jax.sharding import PartitionSpec as P
+from pallas_test_support.small_programs import (
+    ExhaustiveOrder,
+    few_polls,
+    outcomes,
+    random_program,
+)
 
 from pallas_sim import Exploration, Witness, explore, order_matters, simulate
-from pallas_sim.copies import signal, wait
-from pallas_sim.cores import run_concurrently
 from pallas_sim.errors import DeadlockError, OptionError
-from pallas_sim.exploration.explorer import ReducedOrder, Redundant
-from pallas_sim.exploration.search import Search
-from pallas_sim.findings import Owner
-from pallas_sim.machine import Machine, Thread
-from pallas_sim.recording import Semaphore
-
-#: An operation of a small program: its kind, and the number of a semaphore or variable.
-type Small = tuple[str, int]
-
-
-def random_program(seed: int) -> list[list[Small]]:
-    """Return the operations of two or three threads on two semaphores and two variables."""
-    chance = random.Random(seed)
-    kinds = ["signal", "signal", "wait", "wait", "look", "change"]
-    return [
-        [(chance.choice(kinds), chance.randrange(2)) for _ in range(length)]
-        for length in chance.choice([(2, 2), (3, 2), (1, 2, 1), (2, 1, 1)])
-    ]
-
-
-def run_small(program: Sequence[Sequence[Small]], machine: Machine) -> str:
-    """Run a small program; what a thread sees decides what it does next."""
-    root = Thread(machine)
-    semaphores = [Semaphore(f"s{number}", "regular") for number in range(2)]
-    variables = [0, 0]
-    threads = [root.child(Owner(core=number + 1)) for number in range(len(program))]
-
-    def work(thread: Thread) -> list[int]:
-        seen: list[int] = []
-        for kind, number in program[threads.index(thread)]:
-            semaphore = semaphores[number]
-            if kind == "signal":
-                signal(thread, semaphore, 1)
-            elif kind == "wait":
-                wait(thread, semaphore, 1, "")
-            elif kind == "look":
-                machine.scheduler.give_way()
-                machine.choices.look(thread, "look", semaphore)
-                seen.append(semaphore.count)
-                if semaphore.count > 1:
-                    signal(thread, semaphores[1 - number], 1)
-            else:
-                machine.scheduler.pause()
-                machine.choices.look(thread, "change", f"v{number}")
-                seen.append(variables[number])
-                variables[number] = 2 * variables[number] + threads.index(thread) + 1
-        return seen
-
-    try:
-        seen = run_concurrently(root, threads, work)
-    except DeadlockError:
-        return "deadlock"
-    return str((seen, variables, [semaphore.count for semaphore in semaphores]))
-
-
-class Exhaustive(ReducedOrder):
-    """Takes every choice, whether steps commute or not."""
-
-    def _asleep(self) -> dict[Any, Any]:
-        return {}
-
-    def end(self) -> None:
-        super().end()
-        for node in self.nodes:
-            node.wanted.update(node.enabled)
-
-
-def outcomes(program: Any, kind: type[ReducedOrder]) -> tuple[set[str], int]:
-    """Return what the runs of a program give, and their number."""
-    given: set[str] = set()
-    runs = Search()
-    while runs.left:
-        machine = Machine()
-        machine.choices = kind(machine=machine, nodes=runs.nodes)
-        with contextlib.suppress(Redundant):
-            given.add(run_small(program, machine))
-        machine.choices.end()
-        runs.learn(machine.choices)
-    return given, runs.count
+from pallas_sim.machine import Machine
 
 
 @pytest.mark.parametrize("seed", range(300))
 def test_all_orders_of_small_programs(seed):
+    """Signals, waits, looks, loops that look, atomics, copies, and values that decide branches."""
     program = random_program(seed)
-    every, most = outcomes(program, Exhaustive)
-    reduced, count = outcomes(program, ReducedOrder)
+    with few_polls():
+        every, most = outcomes(program, ExhaustiveOrder)
+        reduced, count = outcomes(program)
     assert reduced == every
     assert count <= most
 
@@ -263,7 +189,63 @@ def test_a_callback_is_repeated_by_no_choice(decides):
     assert "a callback or the time does" in result.stopped
 
 
-@pytest.mark.parametrize(("devices", "verdict"), [(2, "proved"), (4, "wrong")])
+def polls(devices: int) -> Callable[[], Any]:
+    """Return a call in which each device signals all others, and looks until all have come."""
+    mesh = jax.make_mesh((devices,), ("x",), devices=jax.devices()[:devices])
+
+    def body(o_ref, sem):
+        me = jax.lax.axis_index("x")
+        for distance in range(1, devices):
+            pl.semaphore_signal(sem, 1, device_id=(me + distance) % devices)
+        o_ref[0] = jax.lax.while_loop(
+            lambda count: count < devices - 1, lambda _: pl.semaphore_read(sem), 0
+        )
+        pl.semaphore_wait(sem, devices - 1)
+
+    call = pl.pallas_call(
+        body,
+        out_shape=jax.ShapeDtypeStruct((1,), jnp.int32),
+        out_specs=pl.BlockSpec(memory_space=pltpu.SMEM),
+        scratch_shapes=[pltpu.SemaphoreType.REGULAR],
+        compiler_params=pltpu.CompilerParams(has_side_effects=True),
+    )
+    return jax.shard_map(call, mesh=mesh, in_specs=(), out_specs=P("x"), check_vma=False)
+
+
+@pytest.mark.parametrize("devices", [3, 8])
+def test_a_loop_that_looks_has_one_order(devices):
+    """A round that sees too little is none, and is tried once for each count."""
+    result = explore(polls(devices), target="v6e")
+    assert (result.verdict, result.classes) == ("proved", 1)
+    assert result.runs <= 10 + devices * (devices - 1)
+
+
+def test_a_loop_that_looks_for_what_never_comes():
+    mesh = jax.make_mesh((2,), ("x",), devices=jax.devices()[:2])
+
+    def body(o_ref, sems):
+        pl.semaphore_signal(sems.at[0], 1, device_id=1 - jax.lax.axis_index("x"))
+
+        def look(_):
+            return pl.semaphore_read(sems.at[0]) + pl.semaphore_read(sems.at[1])
+
+        o_ref[0] = jax.lax.while_loop(lambda count: count < 2, look, 0)
+        pl.semaphore_wait(sems.at[0], 1)
+
+    call = pl.pallas_call(
+        body,
+        out_shape=jax.ShapeDtypeStruct((1,), jnp.int32),
+        out_specs=pl.BlockSpec(memory_space=pltpu.SMEM),
+        scratch_shapes=[pltpu.SemaphoreType.REGULAR((2,))],
+        compiler_params=pltpu.CompilerParams(has_side_effects=True),
+    )
+    stuck = jax.shard_map(call, mesh=mesh, in_specs=(), out_specs=P("x"), check_vma=False)
+    result = explore(stuck, target="v6e")
+    assert (result.verdict, result.confirmed) == ("wrong", True)
+    assert isinstance(result.error, DeadlockError)
+
+
+@pytest.mark.parametrize(("devices", "verdict"), [(2, "proved"), (4, "wrong"), (8, "wrong")])
 def test_a_race_has_a_run_in_which_it_shows(devices, verdict):
     """The all-gather that comes with JAX."""
     auto = (jax.sharding.AxisType.Auto,)
@@ -275,8 +257,14 @@ def test_a_race_has_a_run_in_which_it_shows(devices, verdict):
         target="v6e",
     )
     assert result.verdict == verdict
-    assert bool(result.findings) == result.differs == (result.witness is not None)
-    assert result.differs == (verdict == "wrong")
+    shows = verdict == "wrong"
+    assert bool(result.findings) == result.differs == result.confirmed == shows
+    if shows:
+        # One run proves that nothing orders two copies, and the race is reversed directly.
+        assert result.runs < 6
+        assert result.witness is not None
+        assert result.witness.switches == 1
+        assert {reason.kind for reason in result.reasons} == {"race"}
 
 
 def copied_twice(x):

@@ -150,6 +150,12 @@ def test_wrong_options(kernels, capsys, command, words, message):
     assert message in capsys.readouterr().err
 
 
+def test_a_witness_that_is_none(kernels, capsys):
+    words = ["--inputs=float32[8, 128]", "--witness=nonsense"]
+    assert main(["simulate", f"{kernels}:double", *words]) == 2
+    assert "nonsense" in capsys.readouterr().err
+
+
 def test_no_such_file_or_function(tmp_path, kernels, capsys):
     assert main(["simulate", f"{tmp_path}/none.py:f"]) == 2
     assert capsys.readouterr().err == f"pytest-pallas: there is no file {tmp_path}/none.py\n"

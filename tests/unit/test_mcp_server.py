@@ -6,7 +6,6 @@ import json
 import sys
 import threading
 import time
-from pathlib import Path
 
 import anyio
 import pytest
@@ -15,6 +14,7 @@ from mcp import Client, StdioServerParameters
 from pytest_pallas import mcp_server
 from pytest_pallas.__main__ import main
 from pytest_pallas.mcp_server import TOOLS, call_tool, command_line, make_server
+from pytest_pallas.options import TABLE
 
 TOOL = {tool.name: tool for tool in TOOLS}
 
@@ -24,6 +24,7 @@ import time
 
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
 
 
 def double(x):
@@ -31,6 +32,15 @@ def double(x):
         o_ref[...] = 2 * x_ref[...]
 
     return pl.pallas_call(body, out_shape=x)(x)
+
+
+def copied(x):
+    def body(x_ref, o_ref, semaphore):
+        copy = pltpu.make_async_copy(x_ref, o_ref, semaphore)
+        copy.start()
+        copy.wait()
+
+    return pl.pallas_call(body, out_shape=x, scratch_shapes=[pltpu.SemaphoreType.DMA])(x)
 
 
 def hang():
@@ -62,6 +72,7 @@ def project(tmp_path_factory):
     folder = tmp_path_factory.mktemp("project")
     (folder / "kernels.py").write_text(KERNELS)
     (folder / "double_spec.py").write_text(SPEC)
+    (folder / "copied_spec.py").write_text(SPEC.replace("double", "copied").replace("2 * x", "x"))
     (folder / "pytest.ini").write_text("[pytest]\n")
     return folder
 
@@ -103,12 +114,12 @@ def test_the_tools_are_those_of_the_table():
 @pytest.mark.parametrize("tool", TOOLS, ids=lambda tool: tool.name)
 def test_every_option_is_one_of_the_command(tool, capsys):
     if tool.command[0] == "pytest":
-        known = (Path(__file__).parents[2] / "docs/reference.md").read_text() + " -k"
+        known = ["-k", *(option.flag for option in TABLE)]
     else:
         with pytest.raises(SystemExit):
             main([*tool.command[1:], "--help"])
         known = capsys.readouterr().out
-    options = [tool.json, *(parameter.option for parameter in tool.parameters)]
+    options = [tool.json, *(option for p in tool.parameters if (option := p.option))]
     assert [option for option in options if option not in known] == []
 
 
@@ -151,6 +162,13 @@ def test_one_call_is_simulated_and_analyzed(project):
     assert answer["result"]["kernels"][0]["kernel"] == "body"
 
 
+def test_barriers_of_a_spec(project):
+    arguments = {"folder": str(project), "spec": "copied_spec.py:SPEC", "examples": 1}
+    answer, error = ask("barriers", arguments)
+    assert (answer["status"], error) == ("passed", False)
+    assert (answer["result"]["spec"], len(answer["result"]["rows"])) == ("copied", 1)
+
+
 def test_what_ends_its_process_is_an_answer(project):
     answer, error = simulate(project, "hang", seconds=1)
     assert (answer["status"], error) == ("timed out", True)
@@ -166,7 +184,7 @@ def test_what_ends_its_process_is_an_answer(project):
 @pytest.mark.parametrize(
     ("name", "arguments", "message"),
     [
-        ("chekc", {}, "there is no tool 'chekc'; there is check, simulate, analyze"),
+        ("nope", {}, "there is no tool 'nope'; there is check, simulate, analyze, barriers"),
         ("simulate", {}, "simulate: 'kernel' is a required property"),
         ("check", {"sede": 1}, "check: Additional properties are not allowed ('sede' was"),
         ("check", {"seed": "1"}, "check: seed: '1' is not of type 'integer'"),

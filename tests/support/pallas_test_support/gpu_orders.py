@@ -42,9 +42,9 @@ from pallas_sim.recording import Asynchronous
 #: What the program of a thread is made of: a kind, and the number of a barrier or a variable.
 #:
 #: ``arrive``, ``wait`` and ``test`` at a barrier; ``copy``, which announces bytes at a barrier, and
-#: whose engine brings them; ``engine``, which only arrives there; ``drain``, which waits for what
+#: whose engine brings them; ``engine``, which only arrives there; ``drain``, which waits for all that
 #: the thread has started; ``add`` to a variable; ``fetch``, which adds and sees the old value;
-#: ``lock``, which sets a variable if it is 0; ``spin``, until it is not 0. After a ``test`` that was
+#: ``lock``, which sets a variable if it is 0; ``spin``, until it is not 0. After a ``test`` that is
 #: right, a ``fetch`` of an odd number and a ``lock`` that failed, the next operation is left out.
 type Small = tuple[str, int]
 
@@ -223,6 +223,8 @@ def run(program: SmallProgram, machine: Machine) -> str:
         Barrier(f"b{number}", block, BarrierFacts(arrivals), arrivals, number)
         for number, arrivals in enumerate(program.arrivals)
     ]
+    for barrier in barriers:
+        machine.choices.name(barrier, barrier.place)
     waiting = WaitingPrograms(machine)
     machine.scheduler.idle.append(waiting.look_again)
     memories = [SharedArray(np.zeros(1, np.int32)) for _ in range(VARIABLES)]

@@ -24,6 +24,14 @@ def test_grid_blocks_and_programs():
     assert found[-1] == "no findings"
 
 
+def test_a_long_name_is_followed_by_a_space():
+    def body(x_ref, the_output_of_it_ref):
+        the_output_of_it_ref[...] = x_ref[...]
+
+    found = lines(lambda x: rows(body, x.shape, 32)(x), Shape((64, 128), F32))
+    assert any(line.strip().startswith("the_output_of_it_ref writes ") for line in found)
+
+
 def test_a_large_grid_is_cut():
     found = lines(lambda x: rows(copy, x.shape, 8)(x), Shape((8 * 100, 128), F32))
     assert "... 88 more" in found
