@@ -190,6 +190,27 @@ TOOLS: tuple[CommandTool, ...] = (
         ),
     ),
     CommandTool(
+        name="verify",
+        about="Judge a kernel that somebody else wrote against a reference in jnp: does it do the "
+        "work, is it right on hidden shapes, free of races, deterministic. The kernel's code runs "
+        "in a sandbox. Returns a verdict for each stage, a score and counterexamples.",
+        command=("pytest_pallas", "verify"),
+        json="--json",
+        facts="stages",
+        seconds=300,
+        statuses=_STATUSES,
+        parameters=(
+            Parameter("candidate", "", "FILE.py:FUNCTION, the kernel to judge", required=True),
+            Parameter("reference", "--reference", "FILE.py:FUNCTION, in jnp", required=True),
+            Parameter("inputs", "--inputs", "shapes of the arguments: 'm k, k n'", required=True),
+            Parameter("dtype", "--dtype", "of all arrays; float32"),
+            Parameter("target", "--target", "a chip (v6e, h100) or backend (tpu-compile:v6e)"),
+            Parameter("budget", "--budget", "seconds for all stages", "number"),
+            Parameter("seed", "--seed", "of the draws; by default a new one", "integer"),
+            Parameter("all", "--all", "go on after the first failure", "boolean"),
+        ),
+    ),
+    CommandTool(
         name="barriers",
         about="Find out which waits, signals, barriers and fences of a KernelSpec's kernel are "
         "needed, what goes wrong without each, and from how many devices on.",
