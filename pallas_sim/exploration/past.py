@@ -218,16 +218,24 @@ def reasons_of(one: ExploredStep, other: ExploredStep) -> Iterator[Reason]:
     for operation, value in one.operations.items():
         for another, also in other.operations.items():
             if operation[1] == another[1] and _depend(operation[0], value, another[0], also):
-                kinds = {operation[0], another[0]}
-                kind: ReasonKind = "arrive" if kinds & {"arrive", "pass"} else "waiters"
-                kind = "look" if "look" in kinds else "change" if "change" in kinds else kind
+                kind = _reason_kind({operation[0], another[0]})
                 yield _reason(kind, *(s.where[o] for s, o in ((one, operation), (other, another))))
     for a in one.accesses:
         for b in other.accesses:
             if a.conflicts(b):
-                atomics = {a.atomic, b.atomic}
-                kind = "race" if "" in atomics else "look" if "look" in atomics else "change"
-                yield _reason("sum" if atomics == {"sum"} else kind, a.where, b.where)
+                kinds = {a.atomic or "race", b.atomic or "race"}
+                yield _reason(_reason_kind(kinds, "change"), a.where, b.where)
+
+
+def _reason_kind(kinds: set[str], other: ReasonKind = "waiters") -> ReasonKind:
+    """Return the reason for an order of operations of these kinds."""
+    if "pass" in kinds:
+        return "arrive"
+    reasons: tuple[ReasonKind, ...] = ("race", "look", "change", "arrive")
+    for reason in reasons:
+        if reason in kinds:
+            return reason
+    return other
 
 
 def _reason(kind: ReasonKind, one: tuple[str, str], other: tuple[str, str]) -> Reason:
