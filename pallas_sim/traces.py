@@ -9,7 +9,7 @@ machine imports them from here, and follows JAX's changes by upgrading this pack
 - the grid and the blocks of a ``pallas_call``: ``grid_facts``, a ``GridFacts`` of ``BlockFacts``;
 - what a kernel does with memory: ``space_of``, ``written_inputs``, ``is_indexer``;
 - the user's lines: ``source_line``, ``note_callers``, ``place_of_call``, a ``Spot``;
-- other programs of a trace: ``called``, ``expanded``, ``without_dead_code``, ``discharged``;
+- other programs of a trace: ``called_by``, ``expanded``, ``without_dead_code``, ``discharged``;
 - tracing itself, for compilers: ``interpret_ignored``, ``exact_exports``, ``limit_traces``.
 """
 
@@ -27,11 +27,10 @@ from pallas_sim.compat.grids import (
     written_for,
 )
 from pallas_sim.compat.jaxprs import (
-    CALLS,
     FOREIGN_PRIMITIVES,
     KERNEL_PRIMITIVES,
     argument_names,
-    called,
+    called_by,
     discharged,
     expanded,
     is_dropped,
@@ -64,7 +63,6 @@ from pallas_sim.compat.source import (
 from pallas_sim.transforms import Operand
 
 __all__ = [
-    "CALLS",
     "FOREIGN_PRIMITIVES",
     "KERNEL_PRIMITIVES",
     "BlockFacts",
@@ -72,7 +70,7 @@ __all__ = [
     "Operand",
     "Spot",
     "argument_names",
-    "called",
+    "called_by",
     "discharged",
     "exact_exports",
     "expanded",

@@ -190,6 +190,29 @@ TOOLS: tuple[CommandTool, ...] = (
         ),
     ),
     CommandTool(
+        name="verify",
+        about="Judge a kernel that somebody else wrote, whose code runs in a sandboxed process "
+        "only: does a Pallas kernel do the work, is it right for hidden shapes, is it free of "
+        "races. Returns a verdict of each stage, a score, and counterexamples (docs/judge.md).",
+        command=("pytest_pallas", "verify"),
+        json="--json",
+        facts="stages",
+        seconds=180,
+        statuses=_STATUSES,
+        parameters=(
+            Parameter("kernel", "", "FILE.py:FUNCTION, the candidate", required=True),
+            Parameter(
+                "reference", "--reference", "FILE.py:FUNCTION, the same in jnp", required=True
+            ),
+            Parameter("inputs", "--inputs", "shapes, such as 'm k, k n'", required=True),
+            Parameter("dtype", "--dtype", "of the arrays, such as bfloat16"),
+            Parameter("target", "--target", "the chip, such as v6e or h100"),
+            Parameter("seed", "--seed", "of the draws", "integer"),
+            Parameter("hidden", "--hidden", "how many hidden calls", "integer"),
+            Parameter("budget", "--budget", "seconds for the candidate", "number"),
+        ),
+    ),
+    CommandTool(
         name="barriers",
         about="Find out which waits, signals, barriers and fences of a KernelSpec's kernel are "
         "needed, what goes wrong without each, and from how many devices on.",

@@ -26,6 +26,7 @@ from pytest_pallas.fixtures import (
     pallas_mesh,
     pallas_rng,
     pallas_run,
+    pallas_verify,
 )
 from pytest_pallas.options import DOCTOR_FIELD, Options, add_options, any_given
 
@@ -38,6 +39,7 @@ __all__ = [
     "pallas_mesh",
     "pallas_rng",
     "pallas_run",
+    "pallas_verify",
 ]
 
 #: ``devices.pinning.ANNOUNCED``, without importing that.

@@ -67,6 +67,11 @@ def called(params: Mapping[str, Any]) -> Any:
     return next(params[name] for name in names if name in params)
 
 
+def called_by(eqn: Any) -> Any:
+    """Return the jaxpr that an equation calls with its own operands; None if it calls none."""
+    return called(eqn.params) if eqn.primitive.name in CALLS else None
+
+
 def open_jaxpr(jaxpr: Any) -> tuple[Any, Sequence[Any]]:
     """Return a jaxpr without its constants, and these.
 

@@ -24,7 +24,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from pallas_sim.errors import first_line
-from pallas_sim.traces import is_dropped
+from pallas_sim.traces import home_of, is_dropped
 from pytest_pallas.compat import programs
 from pytest_pallas.errors import ProgramError
 
@@ -380,12 +380,11 @@ class _Writer:
         self._jaxprs[id(value)] = value, number
         info = inner.debug_info
         names = None if info is None else info.arg_names
-        where_defined = "" if info is None else str(info.func_src_info or "")
-        where_defined = where_defined.replace(self.folder, "") if self.folder else where_defined
+        function, file, line = home_of(inner)
         self.lines[str(number)] = [
             stacks,
             None if names is None else [None if name is None else str(name) for name in names],
-            where_defined,
+            [function, file.removeprefix(self.folder) if self.folder else file, line],
             "" if info is None else str(info.traced_for or ""),
         ]
         return number
@@ -573,13 +572,16 @@ def _stacks(frames: Sequence[Any], stacks: Sequence[Any], folder: str) -> list[A
         places = [min(_size(number), 1 << 20) for number in numbers]
         if len(places) != 4 or "\0" in _text(file):
             raise ValueError("a frame has no line")
-        file = (
-            f"{folder.rstrip('/')}/{file}" if folder and not file.startswith(("/", "<")) else file
-        )
+        file = _in_folder(file, folder)
         listed.append((file, _text(name), _text(qualified), *places))
     if sum(map(len, stacks)) > MOST_HEADER:
         raise ValueError("there are too many frames")
     return [[listed[_size(number)] for number in stack] for stack in stacks]
+
+
+def _in_folder(file: str, folder: str) -> str:
+    """Return the name of a file of the candidate, with its folder."""
+    return f"{folder.rstrip('/')}/{file}" if folder and not file.startswith(("/", "<")) else file
 
 
 def _read_program(
@@ -626,12 +628,10 @@ def _read_program(
         return programs.make_effect(cls, position if kind == "at" else variables[position])
 
     constvars, invars = ([define(position) for position in group] for group in ins)
-    stacks, names, where_defined, traced_for = table.lines[str(number)]
-    if folder and " at " in where_defined:
-        function, _, file = _text(where_defined).partition(" at ")
-        where_defined = (
-            f"{function} at {file if file.startswith(('/', '<')) else f'{folder}/{file}'}"
-        )
+    stacks, names, (function, file, line), traced_for = table.lines[str(number)]
+    home = _text(function)
+    if file:
+        home = f"{home} at {_in_folder(_text(file), folder)}:{_size(line)}"
     listed: list[Any] = []
     for (name, operands, outs, params, changes), stack in zip(eqns, stacks, strict=True):
         primitive = programs.primitive_of(_text(name))
@@ -657,7 +657,7 @@ def _read_program(
         list(map(atom, outvars)),
         listed,
         list(map(effect, effects)),
-        (_text(traced_for), _text(where_defined), arguments),
+        (_text(traced_for), home, arguments),
         None if consts is None else list(map(table, consts)),
     )
 

@@ -22,7 +22,7 @@ import types
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from pallas_sim.traces import CALLS, called, expanded
+from pallas_sim.traces import called_by, expanded
 
 #: Classes of parameters, by module; each holds only data. Versions of JAX lack some of them.
 _CLASSES = {
@@ -241,12 +241,10 @@ def reduced_eqn(eqn: Any) -> tuple[Any, dict[str, Any]]:
     Calls with rules of their own for derivatives or batches, which are functions, become plain
     calls. So do operations that JAX lowers when it traces again.
     """
-    name, params = eqn.primitive.name, dict(eqn.params)
+    name, params, inner = eqn.primitive.name, dict(eqn.params), called_by(eqn)
     if name == "call_hi_primitive":
         inner = expanded(params, [atom.aval for atom in eqn.invars])
-    elif name in CALLS:
-        inner = called(params)
-    else:
+    if inner is None:
         if name == "pallas_call":
             params |= {"mesh": None, "debug": False, "metadata": None}
             params["interpret"] = bool(params.get("interpret"))

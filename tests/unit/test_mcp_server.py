@@ -73,6 +73,7 @@ def project(tmp_path_factory):
     (folder / "kernels.py").write_text(KERNELS)
     (folder / "double_spec.py").write_text(SPEC)
     (folder / "copied_spec.py").write_text(SPEC.replace("double", "copied").replace("2 * x", "x"))
+    (folder / "reference.py").write_text("def double(x):\n    return 2 * x\n")
     (folder / "pytest.ini").write_text("[pytest]\n")
     return folder
 
@@ -162,6 +163,18 @@ def test_one_call_is_simulated_and_analyzed(project):
     assert answer["result"]["kernels"][0]["kernel"] == "body"
 
 
+def test_a_candidate_is_judged(project):
+    arguments = {
+        "candidate": f"{project}/kernels.py:double",
+        "reference": f"{project}/reference.py:double",
+        "inputs": "m n",
+        "target": "tpu-sim:v6e",
+    }
+    answer, error = ask("verify", arguments)
+    assert (answer["status"], error) == ("passed", False)
+    assert answer["result"]["stages"]
+
+
 def test_barriers_of_a_spec(project):
     arguments = {"folder": str(project), "spec": "copied_spec.py:SPEC", "examples": 1}
     answer, error = ask("barriers", arguments)
@@ -184,7 +197,11 @@ def test_what_ends_its_process_is_an_answer(project):
 @pytest.mark.parametrize(
     ("name", "arguments", "message"),
     [
-        ("nope", {}, "there is no tool 'nope'; there is check, simulate, analyze, barriers"),
+        (
+            "nope",
+            {},
+            "there is no tool 'nope'; there is check, simulate, analyze, verify, barriers",
+        ),
         ("simulate", {}, "simulate: 'kernel' is a required property"),
         ("check", {"sede": 1}, "check: Additional properties are not allowed ('sede' was"),
         ("check", {"seed": "1"}, "check: seed: '1' is not of type 'integer'"),

@@ -147,8 +147,10 @@ def test_a_program_gives_the_same_bits(function: Any, args: Any, target: str) ->
         assert decode(encode(other)).digest == other.digest
 
 
-#: Reference kernels whose programs hold code of Python, or that JAX here does not trace.
+#: Kernels whose programs hold code of Python, by what is refused.
 REFUSED = {
+    "blackwell_matmul": "inline_mgpu",
+    "blackwell_matmul_pairs": "inline_mgpu",
     "blackwell_matmul_dynamic": "inline_mgpu",
     "reverse_bits": "inline_mgpu",
 }
@@ -161,7 +163,7 @@ SAMPLE = (
 
 def cases_of(module: str) -> Any:
     """Specs of a module with the chips that they are for."""
-    for spec in pytest_pallas.suite(f"reference_kernels.{module}").specs():
+    for spec in pytest_pallas.suite(module).specs():
         assert isinstance(spec, pytest_pallas.KernelSpec), spec
         for platform, chip in (("tpu", "v6e"), ("gpu", "h100")):
             labels = [name for name in spec.claimed if name.startswith(f"{platform}-sim")]
@@ -196,7 +198,9 @@ def cross_spec(spec: Any, platform: str, target: str) -> None:
 
 @pytest.mark.parametrize("module", SAMPLE)
 def test_a_reference_kernel_of_each_kind_crosses(module: str) -> None:
-    spec, platform, target = random.Random(module).choice(list(cases_of(module)))
+    spec, platform, target = random.Random(module).choice(
+        list(cases_of(f"reference_kernels.{module}"))
+    )
     cross_spec(spec, platform, target)
 
 
@@ -209,8 +213,33 @@ MODULES = (
 @pytest.mark.slow
 @pytest.mark.parametrize("module", MODULES)
 def test_every_reference_kernel_crosses(module: str) -> None:
-    for spec, platform, target in cases_of(module):
+    for spec, platform, target in cases_of(f"reference_kernels.{module}"):
         cross_spec(spec, platform, target)
+
+
+def test_inlined_code_is_refused() -> None:
+    """``inline_mgpu`` has a function of Python, which the simulator reads where it is traced."""
+    (case,) = (
+        case
+        for case in cases_of("reference_kernels.mosaic_gpu.reverse_bits")
+        if case[0].name == "reverse_bits"
+    )
+    cross_spec(*case)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("folder", ["tpu", "triton", "mosaic_gpu"])
+def test_every_published_kernel_crosses(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(Path(__file__).parents[3] / "examples/published")
+    crossing = 0
+    for spec, platform, target in cases_of(f"published.{folder}"):
+        try:
+            cross_spec(spec, platform, target)
+        except (ValueError, NameError, TypeError, NotImplementedError):
+            assert spec.xfail, spec.name  # JAX does not trace it
+        else:
+            crossing += 1
+    assert crossing > 10
 
 
 # What a writer refuses, by name.

@@ -81,7 +81,7 @@ def doubled(x: Any, factor: float = 2.0) -> Any:
 
 def judge(file: Path, *names: str, reference: Any = doubled, **options: Any) -> list[Report]:
     candidates = [f"{file}:{name}" for name in names]
-    settings = {"targets": SIM, "seed": 3, "hidden": 4, "inputs": "m n", **options}
+    settings: dict[str, Any] = {"targets": SIM, "seed": 3, "hidden": 4, "inputs": "m n", **options}
     return list(verify_many(candidates, reference, **settings))
 
 
