@@ -232,12 +232,16 @@ class Sandbox:
             channel.sendall(job)
             (pid,) = struct.unpack("<I", channel.recv(4, socket.MSG_WAITALL))
             run.watch(pid, answers, output)
+            run.drain(output)
             channel.sendall(b".")
             return struct.unpack("<i", channel.recv(4, socket.MSG_WAITALL))[0]
         except (OSError, struct.error):
             self.close()
             run.ending = run.ending or ("crashed", "it ended the process that started it")
             return 0
+        except BaseException:  # an interrupt: what the process says next is of this candidate
+            self.close()
+            raise
         finally:
             for descriptor in (answers, output, theirs, printed):
                 if descriptor != -1:
@@ -313,6 +317,11 @@ class _Watch:
                     self._print(data)
                 elif self._answer(data):
                     return
+
+    def drain(self, output: int) -> None:
+        """Read what is printed and not yet read."""
+        while (data := _read(output)) and self.ending is None:
+            self._print(data)
 
     def _look(self, pid: int) -> None:
         """End a candidate that uses more than it may."""

@@ -45,7 +45,6 @@ def test_the_corpus_is_counted_right():
 
     sys.path.insert(0, str(Path(__file__).parents[1] / "verify"))
     from cheats import CHEATS
-
     from test_corpus import TASKS, honest_names
 
     cheats, right = re.search(r"has (\d+) cheats.* and (\d+) honest", TEXT).groups()

@@ -184,7 +184,11 @@ def test_what_ends_its_process_is_an_answer(project):
 @pytest.mark.parametrize(
     ("name", "arguments", "message"),
     [
-        ("nope", {}, "there is no tool 'nope'; there is check, simulate, analyze, barriers"),
+        (
+            "nope",
+            {},
+            "there is no tool 'nope'; there is check, simulate, analyze, verify, barriers",
+        ),
         ("simulate", {}, "simulate: 'kernel' is a required property"),
         ("check", {"sede": 1}, "check: Additional properties are not allowed ('sede' was"),
         ("check", {"seed": "1"}, "check: seed: '1' is not of type 'integer'"),
