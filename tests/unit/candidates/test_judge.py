@@ -300,3 +300,21 @@ def test_the_command_prints_and_writes(
     assert run("scaled", ref="nothing") == 2
     assert run("scaled", ref="bad") == 3
     capsys.readouterr()
+
+
+def test_a_large_file_is_not_read(tmp_path: Path) -> None:
+    path = tmp_path / "large.py"
+    with path.open("wb") as file:
+        file.truncate(100 << 20)
+    report = verify(f"{path}:kernel", doubled, "m n", targets=SIM, hidden=2, seed=1)
+    assert (report.reason, report.status, report.score) == ("too large", 1, 0)
+    assert report.failed is not None
+    assert "100 MiB" in report.failed.sentence
+
+
+def test_bytes_that_are_no_text_are_no_python(tmp_path: Path) -> None:
+    path = tmp_path / "bytes.py"
+    path.write_bytes(bytes(range(1, 256)))
+    report = verify(f"{path}:kernel", doubled, "m n", targets=SIM, hidden=2, seed=1)
+    assert report.failed is not None
+    assert report.failed.name == "imports"

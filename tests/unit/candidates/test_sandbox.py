@@ -78,7 +78,7 @@ def test_a_daemon_does_not_outlive_the_candidate(separate: bool) -> None:
     text = ADD + "import os, time\nif os.fork() == 0:\n    os.setsid()\n    time.sleep(600)\n"
     with Sandbox(SandboxLimits(seconds=20), separate=separate) as sandbox:
         assert trace(sandbox, text).failed is None
-        process = sandbox._process
+        process = sandbox.process
         assert process is not None
         assert list(family_of(process.pid)) == [process.pid]
 
@@ -86,7 +86,7 @@ def test_a_daemon_does_not_outlive_the_candidate(separate: bool) -> None:
 def test_a_sandbox_whose_process_has_died_starts_another_one() -> None:
     with Sandbox(SandboxLimits(seconds=20)) as sandbox:
         trace(sandbox)
-        process = sandbox._process
+        process = sandbox.process
         assert process is not None
         os.kill(process.pid, signal.SIGKILL)
         process.wait()
@@ -96,7 +96,7 @@ def test_a_sandbox_whose_process_has_died_starts_another_one() -> None:
 def test_an_interrupt_leaves_no_candidate_behind(monkeypatch: pytest.MonkeyPatch) -> None:
     with Sandbox(SandboxLimits(seconds=20)) as sandbox:
         trace(sandbox)
-        process = sandbox._process
+        process = sandbox.process
         assert process is not None
         started = time.monotonic()
 
