@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import gc
 import time
-from collections import Counter, defaultdict, deque
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
@@ -28,7 +28,7 @@ from pallas_sim.order.disorder import disorder
 from pallas_sim.platforms import set_platforms
 from pallas_sim.recording import Copy, Event, Semaphore, Signalled, Started, Waited
 from pallas_sim.simulation import SimulatedCall
-from pallas_sim.sites import SiteLog, SyncSite
+from pallas_sim.sites import JoinedSites, SiteLog, SyncSite, groups_of
 
 #: What happens without a group. ``"needed"``: something goes wrong. ``"end"``: only the end of the
 #: kernel needs it, which it may stand at. ``"redundant"``: nothing, for this mesh and these inputs.
@@ -46,9 +46,6 @@ _STATUSES: Sequence[Status] = ("needed", "open", "end", "redundant")
 
 #: Sites at which the recorded run can be proved again.
 _ON_SEMAPHORES = frozenset({"signal", "wait", "copy wait", "send wait"})
-
-#: Sites that arrive at a barrier of a GPU.
-_ARRIVALS = frozenset({"arrival", "barrier", "commit"})
 
 #: Findings of copies and counts that are left at the end.
 _AT_END = frozenset({"unwaited", "leftover"})
@@ -102,13 +99,13 @@ class SyncGroup:
         return self.error or "the results differ"
 
     @property
-    def place(self) -> str:
+    def where(self) -> str:
         """The sites in one line."""
         return place_of(self.sites)
 
     def __str__(self) -> str:
         """Status, sites, and what happens without them."""
-        sites = self.place
+        sites = self.where
         return f"{LABELS[self.status]:<14} {sites}\n{'':14} without: {self.effect}{self.shown_by}"
 
     @property
@@ -202,7 +199,7 @@ class SynchronizationReport:
         shown = shown or "no synchronisation"
         lines = [f"{_devices(self.devices)} ({self.target}): {shown}", *map(str, self.groups)]
         if self.together:
-            sites = "; ".join(group.place for group in self.together)
+            sites = "; ".join(group.where for group in self.together)
             lines.append(f"can be left out together (chosen greedily): {sites}")
         return "\n".join(lines)
 
@@ -248,7 +245,7 @@ def synchronization(
     chip = call.chip(target)
     analysis = _Analysis(call, chip, schedules, limits or Limits(), read_fences, bool(target))
     first = analysis.first()
-    groups = tuple(analysis.judge(sites) for sites in _groups(first.log))
+    groups = tuple(analysis.judge(sites) for sites in groups_of(first.log))
     return SynchronizationReport(
         target=chip.name,
         devices=max(len(first.machine.devices), 1),
@@ -441,8 +438,11 @@ class _Analysis:
         balances = _balances(log, left_out)
         if balances is None or any(semaphore.looked for semaphore in balances):
             return None
-        unwaited = [copy for copy in _copies(log) if balances.get(copy.done or copy.sent, 0)]
-        unwaited += [copy for copy in _copies(log) if copy.sent and balances.get(copy.sent, 0)]
+        unwaited = [
+            copy
+            for copy in _copies(log)
+            if any(balances.get(semaphore) for semaphore in copy.semaphores)
+        ]
         findings: list[Finding] = []
         with _reported(unwaited):
             for events, owners, kept in log.proved:
@@ -470,13 +470,8 @@ class _reported:  # noqa: N801
             copy.reported = False
 
 
-def _events(log: SiteLog) -> Iterator[Event]:
-    for events, _, _ in log.proved:
-        yield from events
-
-
 def _copies(log: SiteLog) -> Iterator[Copy]:
-    return (event.copy for event in _events(log) if isinstance(event, Started))
+    return (event.copy for event in log.events() if isinstance(event, Started))
 
 
 def _balances(log: SiteLog, left_out: Collection[Event]) -> dict[Semaphore, int] | None:
@@ -487,7 +482,7 @@ def _balances(log: SiteLog, left_out: Collection[Event]) -> dict[Semaphore, int]
     """
     counts: Counter[Semaphore] = Counter()
     balances: dict[Semaphore, int] = {}
-    for event in _events(log):
+    for event in log.events():
         if event in left_out:
             if isinstance(event, Signalled):
                 balances[event.semaphore] = balances.get(event.semaphore, 0) - event.amount
@@ -512,104 +507,6 @@ def _leftover(semaphore: Semaphore, count: int) -> Finding:
     return Finding(kind="leftover", message=message, ref=semaphore.name)
 
 
-# Which sites belong together.
-
-
-class _Joined:
-    """Disjoint sets of sites (union by the first)."""
-
-    def __init__(self, sites: Collection[SyncSite]) -> None:
-        self.above = {site: site for site in sites}
-
-    def root(self, site: SyncSite) -> SyncSite:
-        while self.above[site] is not site:
-            site = self.above[site] = self.above[self.above[site]]
-        return site
-
-    def join(self, *sites: SyncSite) -> None:
-        for site in sites[1:]:
-            self.above[self.root(site)] = self.root(sites[0])
-
-    def groups(self) -> list[tuple[SyncSite, ...]]:
-        groups: dict[SyncSite, list[SyncSite]] = {}
-        for site in self.above:
-            groups.setdefault(self.root(site), []).append(site)
-        return list(map(tuple, groups.values()))
-
-
-def _groups(log: SiteLog) -> list[tuple[SyncSite, ...]]:
-    """Return the sites that belong together, in the order in which the run came to them."""
-    joined = _Joined(list(log.count))
-    for signal, wait in _takings(log):
-        joined.join(signal, wait)
-    of_barrier: dict[str, list[SyncSite]] = defaultdict(list)
-    for site in log.count:
-        if site.what in (*_ARRIVALS, "barrier wait"):
-            for name in filter(None, log.names[site]):
-                of_barrier[name].append(site)
-    for sites in of_barrier.values():
-        if any(site.what in _ARRIVALS for site in sites):
-            joined.join(*sites)
-    return joined.groups()
-
-
-def _takings(log: SiteLog) -> set[tuple[SyncSite, SyncSite]]:
-    """Return which wait takes what which signal gave: both sites.
-
-    A barrier that is met twice has signals of both times on one semaphore, and a fast thread may
-    signal for the second time before a slow one does for the first. So what is taken is not what
-    came first in the run, but what depends on the fewest waits one after the other.
-    """
-    depth: Counter[int] = Counter()
-    coming: dict[Semaphore, deque[list[int]]] = defaultdict(deque)
-    given: dict[Semaphore, list[tuple[int, int, SyncSite | None, int]]] = defaultdict(list)
-    waits: dict[Semaphore, list[Waited]] = defaultdict(list)
-    for order, event in enumerate(_events(log)):
-        if isinstance(event, (Signalled, Started)):
-            signalled = isinstance(event, Signalled)
-            semaphores = (event.semaphore,) if signalled else event.copy.semaphores
-            amount = event.amount if signalled else event.copy.size
-            for semaphore in semaphores:
-                entry = (depth[event.thread], order, log.of_event.get(event), amount)
-                given[semaphore].append(entry)
-                coming[semaphore].append([depth[event.thread], amount])
-        elif isinstance(event, Waited):
-            waits[event.semaphore].append(event)
-            before = _take(coming[event.semaphore], event.amount) if event.takes else 0
-            depth[event.thread] = max(depth[event.thread], before) + 1
-    pairs: set[tuple[SyncSite, SyncSite]] = set()
-    for semaphore, events in waits.items():
-        units = deque([site, n] for _, _, site, n in sorted(given[semaphore], key=_depth_and_order))
-        for event in events:
-            wait = log.of_event.get(event)
-            sites = [site for site, _ in units]
-            if event.takes:
-                sites = list(_taken(units, event.amount))
-            if wait is not None:
-                pairs.update((site, wait) for site in sites if site is not None)
-    return pairs
-
-
-def _depth_and_order(entry: tuple[int, int, Any, int]) -> tuple[int, int]:
-    return entry[:2]
-
-
-def _take(units: deque[list[int]], amount: int) -> int:
-    """Take an amount from the first units, and return the largest depth of them."""
-    return max(_taken(units, amount), default=0)
-
-
-def _taken(units: deque[list[Any]], amount: int) -> Iterator[Any]:
-    """Take an amount from the first of pairs of something and an amount, and yield what it was."""
-    while amount > 0 and units:
-        part = min(amount, units[0][1])
-        yield units[0][0]
-        amount -= part
-        units[0][1] -= part
-        if units[0][1] <= 0:
-            units.popleft()
-
-
 # The same call on meshes of several sizes.
 
 
@@ -631,12 +528,12 @@ class SyncThreshold:
     def __str__(self) -> str:
         """``needed from 6 devices on: signal at kernel.py:41``."""
         if self.needed_from is not None:
-            return f"needed from {_devices(self.needed_from)} on: {self.place}"
+            return f"needed from {_devices(self.needed_from)} on: {self.where}"
         devices, status = self.statuses[-1]
-        return f"{LABELS[status]} on {_devices(devices)}: {self.place}"
+        return f"{LABELS[status]} on {_devices(devices)}: {self.where}"
 
     @property
-    def place(self) -> str:
+    def where(self) -> str:
         """The sites in one line."""
         return place_of(self.sites)
 
@@ -649,7 +546,7 @@ def thresholds(reports: Sequence[SynchronizationReport]) -> tuple[SyncThreshold,
         most serious of them.
     """
     groups = [group for report in reports for group in report.groups]
-    joined = _Joined(list(dict.fromkeys(site for group in groups for site in group.sites)))
+    joined = JoinedSites(list(dict.fromkeys(site for group in groups for site in group.sites)))
     for group in groups:
         joined.join(*group.sites)
     by_size = sorted(reports, key=lambda report: report.devices)
@@ -657,11 +554,13 @@ def thresholds(reports: Sequence[SynchronizationReport]) -> tuple[SyncThreshold,
     for sites in joined.groups():
         statuses: dict[int, Status] = {}
         for report in by_size:
-            held = [g.status for g in report.groups if not set(sites).isdisjoint(g.sites)]
+            held: list[Status] = [
+                g.status for g in report.groups if not set(sites).isdisjoint(g.sites)
+            ]
             if held:
-                before = statuses.get(report.devices)
-                serious = [*held, *([before] if before else [])]
-                statuses[report.devices] = min(serious, key=_STATUSES.index)
+                before = statuses.get(report.devices, "redundant")
+                worst: Status = min((*held, before), key=_STATUSES.index)
+                statuses[report.devices] = worst
         needed: int | None = None
         for devices, status in reversed(statuses.items()):
             if status != "needed":

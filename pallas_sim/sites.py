@@ -7,15 +7,15 @@ some sites, and notes what the others did. ``redundancy`` asks with it which one
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from pallas_sim.compat.source import places_in_kernel, waits_for_source
 from pallas_sim.dtypes import Array
 from pallas_sim.findings import Owner, short
-from pallas_sim.recording import Event, ReachedDevice, Signalled, Waited
+from pallas_sim.recording import Event, ReachedDevice, Semaphore, Signalled, Started, Waited
 from pallas_sim.registry import Equation
 
 #: What each operation is, by the name of its primitive.
@@ -42,6 +42,9 @@ SYNCHRONIZING: Mapping[str, str] = {
 
 #: What it is if the compiler adds it: all devices wait for each other at the entry of a kernel.
 ENTRY = "entry barrier"
+
+#: Sites that arrive at a barrier of a GPU.
+_ARRIVALS = frozenset({"arrival", "barrier", "commit"})
 
 #: Events that a thread adds to the record where it signals or waits on a semaphore.
 _ON_SEMAPHORES = (Signalled, Waited, ReachedDevice)
@@ -133,3 +136,112 @@ class SiteLog:
             if isinstance(event, _ON_SEMAPHORES) and event.thread == thread.number:
                 self.of_event[event] = site
         return result
+
+    def events(self) -> Iterator[Event]:
+        """Yield the events that were proved."""
+        for events, _, _ in self.proved:
+            yield from events
+
+
+# Which sites belong together.
+
+
+class JoinedSites:
+    """Disjoint sets of sites."""
+
+    def __init__(self, sites: Collection[SyncSite]) -> None:
+        """Begin with a set for each site."""
+        self.above = {site: site for site in sites}
+
+    def root(self, site: SyncSite) -> SyncSite:
+        """Return the site that stands for the set of another one."""
+        while self.above[site] is not site:
+            site = self.above[site] = self.above[self.above[site]]
+        return site
+
+    def join(self, *sites: SyncSite) -> None:
+        """Make one set of those of some sites."""
+        for site in sites[1:]:
+            self.above[self.root(site)] = self.root(sites[0])
+
+    def groups(self) -> list[tuple[SyncSite, ...]]:
+        """Return the sets, in the order of their first sites."""
+        groups: dict[SyncSite, list[SyncSite]] = {}
+        for site in self.above:
+            groups.setdefault(self.root(site), []).append(site)
+        return list(map(tuple, groups.values()))
+
+
+def groups_of(log: SiteLog) -> list[tuple[SyncSite, ...]]:
+    """Return the sites that belong together, in the order in which the run came to them."""
+    joined = JoinedSites(list(log.count))
+    for signal, wait in _takings(log):
+        joined.join(signal, wait)
+    of_barrier: dict[str, list[SyncSite]] = defaultdict(list)
+    for site in log.count:
+        if site.what in (*_ARRIVALS, "barrier wait"):
+            for name in filter(None, log.names[site]):
+                of_barrier[name].append(site)
+    for sites in of_barrier.values():
+        if any(site.what in _ARRIVALS for site in sites):
+            joined.join(*sites)
+    return joined.groups()
+
+
+def _takings(log: SiteLog) -> set[tuple[SyncSite, SyncSite]]:
+    """Return which wait takes what which signal gave: both sites.
+
+    A barrier that is met twice has signals of both times on one semaphore, and a fast thread may
+    signal for the second time before a slow one does for the first. So what is taken is not what
+    came first in the run, but what depends on the fewest waits one after the other.
+    """
+    depth: Counter[int] = Counter()
+    coming: dict[Semaphore, deque[list[int]]] = defaultdict(deque)
+    increments: dict[Semaphore, list[tuple[int, int, SyncSite | None, int]]] = defaultdict(list)
+    waits: dict[Semaphore, list[Waited]] = defaultdict(list)
+    for order, event in enumerate(log.events()):
+        if isinstance(event, Signalled | Started):
+            if isinstance(event, Signalled):
+                semaphores, amount = (event.semaphore,), event.amount
+            else:
+                semaphores, amount = event.copy.semaphores, event.copy.size
+            for semaphore in semaphores:
+                entry = (depth[event.thread], order, log.of_event.get(event), amount)
+                increments[semaphore].append(entry)
+                coming[semaphore].append([depth[event.thread], amount])
+        elif isinstance(event, Waited):
+            waits[event.semaphore].append(event)
+            before = _take(coming[event.semaphore], event.amount) if event.takes else 0
+            depth[event.thread] = max(depth[event.thread], before) + 1
+    pairs: set[tuple[SyncSite, SyncSite]] = set()
+    for semaphore, events in waits.items():
+        first = sorted(increments[semaphore], key=_depth_and_order)
+        units: deque[list[Any]] = deque([site, amount] for _, _, site, amount in first)
+        for event in events:
+            wait = log.of_event.get(event)
+            sites = [site for site, _ in units]
+            if event.takes:
+                sites = list(_taken(units, event.amount))
+            if wait is not None:
+                pairs.update((site, wait) for site in sites if site is not None)
+    return pairs
+
+
+def _depth_and_order(entry: tuple[int, int, Any, int]) -> tuple[int, int]:
+    return entry[:2]
+
+
+def _take(units: deque[list[int]], amount: int) -> int:
+    """Take an amount from the first units, and return the largest depth of them."""
+    return max(_taken(units, amount), default=0)
+
+
+def _taken(units: deque[list[Any]], amount: int) -> Iterator[Any]:
+    """Take an amount from the first of pairs of something and an amount, and yield what it was."""
+    while amount > 0 and units:
+        part = min(amount, units[0][1])
+        yield units[0][0]
+        amount -= part
+        units[0][1] -= part
+        if units[0][1] <= 0:
+            units.popleft()

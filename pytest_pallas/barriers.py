@@ -30,6 +30,9 @@ _DESCRIPTION = """\
 Find out which waits, signals, barriers and fences of a kernel are needed: what goes wrong without
 each, and from how many devices on. Nothing is compiled, and no accelerator is used."""
 
+#: The platforms of the simulators, by backend.
+_SIMULATED = {"tpu-sim": "tpu", "gpu-sim": "gpu"}
+
 #: Sizes of smaller meshes along an axis, besides those of ``DEVICES``.
 _LARGER = (12, 16, 24, 32, 48, 64)
 
@@ -269,10 +272,10 @@ def target_of(spec: KernelSpec, target: str) -> str:
     Raises:
       OptionError: there is no such chip, or the kernel does not claim to run there.
     """
-    from pallas_sim.chips import DEFAULT_TARGETS, TARGETS
+    from pallas_sim.chips import DEFAULT_TARGETS, TARGETS, Label
 
-    claims = [claim.partition(":") for claim in spec.claimed]
-    platforms = {name[:3]: chip for name, _, chip in claims if name in ("tpu-sim", "gpu-sim")}
+    claims = map(Label.of, spec.claimed)
+    platforms = {_SIMULATED[one.name]: one.target for one in claims if one.name in _SIMULATED}
     if target and target not in TARGETS:
         raise OptionError(f"unknown target {target!r}; valid: {', '.join(TARGETS)}")
     if target and TARGETS[target].platform not in platforms:
@@ -328,15 +331,16 @@ def _reports(
     from pytest_pallas.draw.signatures import as_strategy
 
     mesh = make_mesh(sizes, "cpu") if sizes else None
-    given: Mapping[str, Any] = {} if mesh is None else {"mesh": mesh}
+    on_mesh: Mapping[str, Any] = {} if mesh is None else {"mesh": mesh}
     with strategy_errors():
-        strategy = as_strategy(spec.name, spec.inputs if mesh is None else spec.inputs(mesh))
+        inputs: Any = spec.inputs if mesh is None else spec.inputs(mesh)  # pyright: ignore[reportCallIssue]
+        strategy = as_strategy(spec.name, inputs)
     reports: list[SynchronizationReport] = []
     chosen = ExampleSource(strategy).choose(seed, examples, functools.partial(larger_first, spec))
     for drawn in chosen.values():
         call = as_arguments(drawn)
         kernel = spec.kernel_for(TARGETS[target].platform)
-        options = {**call.options, **call.tuning, **given}
+        options = {**call.options, **call.tuning, **on_mesh}
         try:
             reports.append(synchronization(kernel, *call.args, target=target, **options))
         except PallasError:
@@ -382,7 +386,7 @@ def _calls(table: BarrierTable) -> str:
 
 
 def _removable(table: BarrierTable) -> list[str]:
-    return [row.group.place for row in table.rows if row.removable]
+    return [row.group.where for row in table.rows if row.removable]
 
 
 def _refusals(table: BarrierTable) -> list[str]:
@@ -394,14 +398,14 @@ def lines_of(table: BarrierTable) -> Iterator[str]:
     yield f"{_title(table)}, {_calls(table)}"
     for row in table.rows:
         group, threshold = row.group, row.threshold
-        yield f"  {status_text(row):<26}{group.place}, {group.count} times"
+        yield f"  {status_text(row):<26}{group.where}, {group.count} times"
         yield f"{'':28}without: {group.effect}{group.shown_by}"
         if len({status for _, status in threshold.statuses}) > 1:
             by_size = ", ".join(f"{n}: {status}" for n, status in threshold.statuses)
             yield f"{'':28}by devices: {by_size}"
     if removable := _removable(table):
         yield "  can be left out together (chosen greedily):"
-        yield from (f"    {place}" for place in removable)
+        yield from (f"    {text}" for text in removable)
     yield from (f"  {reason}" for reason in _refusals(table))
 
 
@@ -421,7 +425,7 @@ def page_of(table: BarrierTable) -> str:
     rows = [
         {
             "status": status_text(row),
-            "place": row.group.place,
+            "where": row.group.where,
             "count": row.group.count,
             "without": f"{row.group.effect}{row.group.shown_by}",
             "statuses": [dict(row.threshold.statuses).get(size, "") for size in sizes],

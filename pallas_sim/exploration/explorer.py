@@ -24,10 +24,18 @@ from pallas_sim.exploration.past import (
 )
 from pallas_sim.exploration.witness import Witness, digest_of
 from pallas_sim.findings import Owner, Wait
-from pallas_sim.machine import Engines, Machine
+from pallas_sim.machine import Machine
 from pallas_sim.memory import Ref, Region
 from pallas_sim.order.accesses import bounds_of, root
-from pallas_sim.recording import Copy, Semaphore, Signalled, Synchronized, Touched, Waited
+from pallas_sim.recording import (
+    Copy,
+    Semaphore,
+    Signalled,
+    Started,
+    Synchronized,
+    Touched,
+    Waited,
+)
 
 #: The semaphores that a thread looked at in its last steps, by name, and the counts that it saw.
 type _Seen = dict[Hashable, tuple[Semaphore, int]]
@@ -75,6 +83,7 @@ class Explorer(Choices):
     _seen: int = 0
     _names: dict[int, tuple[Any, Hashable]] = field(default_factory=dict[int, tuple[Any, Hashable]])
     _copies: dict[int, tuple[Any, Actor]] = field(default_factory=dict[int, tuple[Any, Actor]])
+    _things: dict[Actor, Any] = field(default_factory=dict[Actor, Any])
     _since: dict[Actor, int] = field(default_factory=dict[Actor, int])
     _counts: Counter[Any] = field(default_factory=Counter[Any])
     _looked: dict[Actor, int] = field(default_factory=dict[Actor, int])
@@ -99,18 +108,9 @@ class Explorer(Choices):
         """Choose what happens next; copies move until a task goes on, or nothing can happen."""
         while True:
             self._end_step()
-            tasks = {("thread", task.thread.number, 0): task for task in ready}
-            copies = {self._actor_of(copy): copy for copy in self.machine.copies if copy.movable}
-            operations: dict[Actor, tuple[Engines, Any]] = {}
-            for engines in self.machine.engines:
-                for operation in engines.started():  # so that each begins where it was started
-                    self._actor_of(operation)
-                operations |= {self._actor_of(one): (engines, one) for one in engines.movable()}
-            enabled = (*tasks, *copies, *operations)
+            enabled = self._known_enabled(ready) or self._enabled(ready)
             if not enabled:
                 return None
-            if self._late:
-                enabled = tuple(sorted(enabled, key=lambda actor: self._late.get(actor, 0)))
             position = len(self.steps)
             self._since = {actor: self._since.get(actor, position) for actor in enabled}
             actor = self._choose(enabled)
@@ -123,13 +123,32 @@ class Explorer(Choices):
                 self._turn(actor, late=False)
             self.steps.append(ExploredStep(actor))
             self._counts[actor] += 1
-            if actor in tasks:
-                ready.remove(tasks[actor])
-                return tasks[actor]
-            if actor in copies:
-                self._move(copies[actor])
+            if actor[0] == "thread":
+                task = next(task for task in ready if task.thread.number == actor[1])
+                ready.remove(task)
+                return task
+            thing = self._things[actor]
+            if isinstance(thing, Copy):
+                self._move(thing)
             else:
-                self._operate_engine(actor, *operations[actor])
+                self._operate_engine(actor, thing)
+
+    def _enabled(self, ready: deque[Any]) -> tuple[Actor, ...]:
+        """Return who can take a step: threads, copies and operations; late ones last."""
+        enabled = [("thread", task.thread.number, 0) for task in ready]
+        enabled += [self._actor_of(copy) for copy in self.machine.copies if copy.movable]
+        for engines in self.machine.engines:
+            for operation in engines.started():  # so that each begins where it was started
+                self._actor_of(operation)
+            enabled += map(self._actor_of, engines.movable())
+        if self._late:
+            enabled.sort(key=lambda actor: self._late.get(actor, 0))
+        return tuple(enabled)
+
+    def _known_enabled(self, ready: deque[Any]) -> tuple[Actor, ...]:
+        """Return who can take a step, if that is known from a run before; () if not."""
+        del ready
+        return ()
 
     def _be_late(self, actor: Actor) -> None:
         """Let all others that can go on do so first, those too that will only begin."""
@@ -312,8 +331,13 @@ class Explorer(Choices):
         whole = root(thing) if isinstance(thing, np.ndarray) else thing
         self._names[id(whole)] = (whole, where)
 
-    def _operate_engine(self, actor: Actor, engines: Engines, operation: Any) -> None:
+    def _operate_engine(self, actor: Actor, operation: Any) -> None:
         """Let the next step of an operation of a GPU's engine happen."""
+        engines = next(
+            engines
+            for engines in self.machine.engines
+            if any(one is operation for one in engines.movable())
+        )
         self.operate("add", ("steps of", actor), 1)
         for side in engines.move(operation):
             where = (side.name, operation.record.line)
@@ -355,7 +379,7 @@ class Explorer(Choices):
         starter = self.steps[-1].actor if self.steps else ("thread", -1, 0)
         actor = ("copy", starter[1], self._counts["copies", starter[1]])
         self._counts["copies", starter[1]] += 1
-        self._copies[id(copy)] = (copy, actor)
+        self._copies[id(copy)], self._things[actor] = (copy, actor), copy
         if self.steps:
             self.past.begin(actor, len(self.steps) - 1)
         return actor
@@ -373,6 +397,11 @@ class Explorer(Choices):
             operation = ("take", name)
             step = ExploredStep(actor, {operation: 0}, where={operation: where})
             self.past.add(step, (), everyone=False)
+        counts: Counter[Hashable] = Counter()
+        for one, name in self._names.values():
+            if isinstance(one, Semaphore):
+                counts[name] += one.count
+        self.past.begin_with(counts)
 
     def _end_step(self) -> None:
         """Take the events since the step began."""
@@ -406,6 +435,8 @@ class Explorer(Choices):
                 atomic = _adding(event.region) if event.adds else ""
                 if self.memory:
                     self._touch(step, event.region, where, writes=event.writes, atomic=atomic)
+            elif isinstance(event, Started):
+                self._actor_of(event.copy)
             elif isinstance(event, Synchronized) and not barrier:
                 met += event.threads
         acts = any(kind != "look" for kind, _ in step.operations)
@@ -671,7 +702,7 @@ class ReducedOrder(Explorer):
         number = len(self.steps)
         if number < len(self.nodes):
             node = self.nodes[number]
-            if node.enabled != enabled:
+            if node.enabled is not enabled and node.enabled != enabled:
                 raise Unrepeatable
             self._way = list(node.ways.get(node.chosen, ()))
             return node.chosen
@@ -688,6 +719,24 @@ class ReducedOrder(Explorer):
             chosen = actor if actor in awake else chosen
         self.nodes.append(Node(enabled, chosen, wanted={chosen}, asleep=asleep))
         return chosen
+
+    def _known_enabled(self, ready: deque[Any]) -> tuple[Actor, ...]:
+        """Return who can take a step, if that is known from a run before; () if not.
+
+        Raises:
+          Unrepeatable: as of ``_choose``.
+        """
+        number = len(self.steps)
+        if number >= len(self.nodes) or self.machine.engines:
+            return ()
+        node = self.nodes[number]
+        kind, thread, _ = node.chosen
+        copy = self._things.get(node.chosen)
+        count = len(ready) + sum(copy.movable for copy in self.machine.copies)
+        can = any(task.thread.number == thread for task in ready)
+        if count != len(node.enabled) or not (can if kind == "thread" else copy and copy.movable):
+            raise Unrepeatable
+        return node.enabled
 
     def _sees_nothing_new(self, step: ExploredStep) -> bool:
         """Return whether a step ends a round of looks at counts that are still the same."""

@@ -218,16 +218,24 @@ def reasons_of(one: ExploredStep, other: ExploredStep) -> Iterator[Reason]:
     for operation, value in one.operations.items():
         for another, also in other.operations.items():
             if operation[1] == another[1] and _depend(operation[0], value, another[0], also):
-                kinds = {operation[0], another[0]}
-                kind = next((k for k in ("look", "change", "arrive") if k in kinds), "waiters")
-                kind = "arrive" if "pass" in kinds else kind
+                kind = _reason_kind({operation[0], another[0]})
                 yield _reason(kind, *(s.where[o] for s, o in ((one, operation), (other, another))))
     for a in one.accesses:
         for b in other.accesses:
             if a.conflicts(b):
-                atomics = {a.atomic, b.atomic}
-                kind = "race" if "" in atomics else "look" if "look" in atomics else "change"
-                yield _reason("sum" if atomics == {"sum"} else kind, a.where, b.where)
+                kinds = {a.atomic or "race", b.atomic or "race"}
+                yield _reason(_reason_kind(kinds, "change"), a.where, b.where)
+
+
+def _reason_kind(kinds: set[str], other: ReasonKind = "waiters") -> ReasonKind:
+    """Return the reason for an order of operations of these kinds."""
+    if "pass" in kinds:
+        return "arrive"
+    reasons: tuple[ReasonKind, ...] = ("race", "look", "change", "arrive")
+    for reason in reasons:
+        if reason in kinds:
+            return reason
+    return other
 
 
 def _reason(kind: ReasonKind, one: tuple[str, str], other: tuple[str, str]) -> Reason:
@@ -250,12 +258,14 @@ class Past:
         who began it, and of those that it met.
       past: for each step, the set of those that come before it in every order, with itself.
       races: pairs of positions of steps that may come in the other order.
+      initial: what semaphores had before the first step.
     """
 
     steps: list[ExploredStep] = field(default_factory=list[ExploredStep])
     before: list[set[int]] = field(default_factory=list[set[int]])
     past: list[int] = field(default_factory=list[int])
     races: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
+    initial: dict[Hashable, int] = field(default_factory=dict[Hashable, int])
     _last: dict[Actor, int] = field(default_factory=dict[Actor, int])
     _begun: dict[Actor, int] = field(default_factory=dict[Actor, int])
     _met: dict[Actor, set[int]] = field(default_factory=dict[Actor, set[int]])
@@ -326,19 +336,50 @@ class Past:
         steps = range(earlier + 1, later)
         return [*(at for at in steps if not self.precedes(earlier, at)), later]
 
-    def is_feasible(self, earlier: int, later: int) -> bool:
-        """Return whether the later step can come first: all waits before it have enough.
+    @property
+    def takes_parts(self) -> bool:
+        """Whether a wait is for less than a copy brings: here a copy is one step, and not there."""
+        brought: dict[Hashable, int] = {}
+        for step in self.steps:
+            if step.actor[0] == "copy":
+                for (_, what), amount in step.operations.items():
+                    brought[what] = max(brought.get(what, 0), amount)
+        return any(
+            kind in ("take", "peek") and amount < brought.get(what, 0)
+            for step in self.steps
+            for (kind, what), amount in step.operations.items()
+        )
 
-        The semaphores are counted along the steps that come before both, or go on without the
-        earlier one.
+    def is_feasible(self, earlier: int, later: int) -> bool:
+        """Return whether the later step may access memory ahead of the earlier one.
+
+        All waits before it must have enough. The semaphores are counted along the steps that come
+        before both, or go on without the earlier one. That has taken what it needs to begin: two
+        steps that take the same from a semaphore, as a lock, never access memory at once.
         """
-        counts: Counter[Hashable] = Counter()
-        for position in (*range(earlier), *self.without(earlier, later)):
-            for (kind, what), amount in self.steps[position].operations.items():
-                if kind in ("take", "peek") and counts[what] < amount:
-                    return False
-                counts[what] += _change(kind, amount)
-        return True
+        counts = Counter(self.initial)
+        for position in range(earlier):
+            self._count(counts, position)
+        for (kind, what), amount in self.steps[earlier].operations.items():
+            counts[what] -= amount if kind == "take" else 0
+        return all(self._count(counts, position) for position in self.without(earlier, later))
+
+    def _count(self, counts: Counter[Hashable], position: int) -> bool:
+        """Count what a step adds to semaphores and takes; return whether its waits have enough."""
+        enough = True
+        for (kind, what), amount in self.steps[position].operations.items():
+            enough = enough and not (kind in ("take", "peek") and counts[what] < amount)
+            counts[what] += _change(kind, amount)
+        return enough
+
+    def begin_with(self, counts: Mapping[Hashable, int]) -> None:
+        """Take note of the counts of semaphores after the last step."""
+        initial = Counter(counts)
+        for step in self.steps:
+            for (kind, what), amount in step.operations.items():
+                if what in counts:
+                    initial[what] -= _change(kind, amount)
+        self.initial = {name: count for name, count in initial.items() if count}
 
     def count(self, name: Hashable, earlier: int, later: int) -> int:
         """Return the count of a semaphore after what comes before two steps, without the first."""
@@ -386,6 +427,7 @@ class Past:
                     if at < position or not (first or self.precedes(position, at))
                 ]
                 total = sum(added for at, added in possible if at != position)
+                total += self.initial.get(what, 0)
                 slack = total - taken.get((step.actor, what), 0) - amount
                 of_step |= {at for at, added in possible if added > slack and at < position}
                 if kind == "take":

@@ -12,23 +12,28 @@ between steps of a run are found by vector clocks, and tried the other way round
 other: dynamic partial order reduction (Flanagan and Godefroid, POPL 2005) with source sets and
 sleep sets (Abdulla, Aronis, Jonsson and Sagonas, "Optimal dynamic partial order reduction", POPL
 2014).
-Nothing is saved and restored: each run begins anew and repeats the choices of a run before.
+Nothing is saved and restored: each run begins anew and repeats the choices of a run before. A race
+is reversed by the shortest way to its later step, as wakeup trees of that paper do. Rounds of loops
+that only look are no steps: see ``Explorer.enter_round``.
 
 Where the proof of order finds a race, accesses to memory are steps' operations, too. First each
 race is reversed directly, by one run; only if none of these shows it, all orders are searched.
+Devices of a ring or a full mesh have the same race each. To look for one run that shows it, one
+pair of accesses at the same lines stands for all: that needs no assumption, as such a run is its
+own proof. What no run shows is searched on all devices.
 """
 
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any, Literal
 
 import numpy as np
 
-from pallas_sim.errors import OptionError, PallasError
+from pallas_sim.errors import OptionError, PallasError, SimulationError
 from pallas_sim.exploration.explorer import (
     DirectedOrder,
     Explorer,
@@ -39,7 +44,15 @@ from pallas_sim.exploration.explorer import (
     Unrepeatable,
     story_of,
 )
-from pallas_sim.exploration.past import Actor, ExploredStep, Past, Reason, conflict, reasons_of
+from pallas_sim.exploration.past import (
+    Actor,
+    ExploredStep,
+    MemoryAccess,
+    Past,
+    Reason,
+    conflict,
+    reasons_of,
+)
 from pallas_sim.exploration.witness import Witness
 from pallas_sim.findings import Finding
 from pallas_sim.inspector import same_bits
@@ -179,7 +192,8 @@ def _shown(runs: _Runs, outcome: _Outcome) -> Exploration:
     reversal = _reversed(runs, outcome)
     if reversal is not None and reversal.fault:
         return _witnessed(runs, reversal.outcome, reversal.fault)
-    orders, feasible = Search(), False
+    orders, feasible, seen = Search(), False, set[MemoryAccess]()
+    denied: set[tuple[str, ...]] = set()  # lines of accesses that only waits keep in order
     runs.classes = 0
     for outcome in _walk(runs, orders, memory=True):
         runs.classes += 1
@@ -187,11 +201,18 @@ def _shown(runs: _Runs, outcome: _Outcome) -> Exploration:
         if fault:
             return _witnessed(runs, outcome, fault)
         past = outcome.explorer.past
-        feasible = feasible or any(past.is_feasible(*race) for race in _memory_races(past))
+        races = list(_memory_races(past))
+        feasible = feasible or any(past.is_feasible(*race) for race in races)
+        for one, other in races:
+            denied.update(reason.lines for reason in reasons_of(past.steps[one], past.steps[other]))
+        feasible = feasible or past.takes_parts
+        seen.update(access for step in past.steps for access in step.accesses)
     only_races = all(finding.kind == "race" for finding in runs.findings)
-    # What a GPU's fences order, or a barrier its tensor memory, no order of steps can show.
-    only_races = only_races and runs.platform == "tpu"
-    if not orders.left and not feasible and only_races:
+    if runs.platform == "tpu":
+        known = all(_is_among(seen, finding) for finding in runs.findings)
+    else:
+        known = all(_is_kept_in_order(denied, finding) for finding in runs.findings)
+    if not orders.left and not feasible and only_races and known:
         runs.findings = ()
         return runs.exploration("proved")
     if reversal is not None:
@@ -199,6 +220,24 @@ def _shown(runs: _Runs, outcome: _Outcome) -> Exploration:
         facts = {"confirmed": True, "witness": explorer.witness, "story": story_of(explorer)}
         return runs.exploration("wrong", **facts)
     return runs.exploration("wrong")
+
+
+def _is_among(seen: Iterable[MemoryAccess], finding: Finding) -> bool:
+    """Return whether both accesses of a race are among those of steps, so that it may be denied."""
+    if len(finding.accesses) != 2:
+        return False
+    one, other = ([a for a in seen if a.where[1] == access.line] for access in finding.accesses)
+    return any(first.conflicts(second) for first in one for second in other)
+
+
+def _is_kept_in_order(denied: Collection[tuple[str, ...]], finding: Finding) -> bool:
+    """Return whether waits alone decide on a race on a GPU: of plain accesses of two threads.
+
+    What fences order, or a barrier's tensor memory, no order of steps can show.
+    """
+    lines = tuple(sorted({access.line for access in finding.accesses}))
+    plain = all(not access.copy and not access.by for access in finding.accesses)
+    return plain and lines in denied
 
 
 @dataclass(frozen=True)
@@ -276,6 +315,8 @@ class _Runs:
         try:
             values = begin()
         except PallasError as raised:
+            if self.first is None and isinstance(raised, SimulationError):
+                raise
             error = raised
         except Redundant:
             return None
@@ -300,7 +341,11 @@ class _Runs:
         first, error = self.first, outcome.error
         assert first is not None
         if error is not None:
-            kinds = [(finding.kind, finding.line) for finding in getattr(error, "findings", ())]
+            # The proof of order does not come with each run.
+            findings = [
+                f for f in getattr(error, "findings", ()) if f.kind not in ("race", "entry")
+            ]
+            kinds = dict.fromkeys((finding.kind, finding.line) for finding in findings)
             return _Fault((type(error), getattr(error, "line", ""), *kinds))
         rounds = bool(first.explorer.sums)
         same = first.error is not None or same_values(first.values, outcome.values, rounds=rounds)
@@ -363,6 +408,7 @@ class Search:
     count: int = 0
     left: bool = True
     vain: set[tuple[Any, Hashable, int]] = field(default_factory=set[tuple[Any, Hashable, int]])
+    _known_races: set[tuple[int, int]] = field(default_factory=set[tuple[int, int]])
 
     @property
     def known(self) -> int:
@@ -380,13 +426,15 @@ class Search:
             ((name, count),) = step.seen.items()
             self.vain.add((past.knowledge(len(past.steps) - 1), name, count))
         for earlier, later in past.races:
-            if earlier < len(nodes) and not self._is_vain(past, earlier, later):
+            known = (earlier, later) in self._known_races
+            if earlier < len(nodes) and not known and not self._is_vain(past, earlier, later):
                 _want_reversal(nodes[earlier], past, earlier, later)
         if explorer.spun and step is not None:
             _want_others(nodes[-1], step)
         while nodes and not _untried(nodes[-1]):
             nodes.pop()
         self.left = bool(nodes)
+        self._known_races = {race for race in past.races if race[1] < len(nodes) - 1}
         if nodes:
             nodes[-1].chosen = _untried(nodes[-1])[0]
 
@@ -530,7 +578,7 @@ def _reversed(runs: _Runs, outcome: _Outcome) -> _Reversal | None:
         fault = runs.fault_of(result)
         if fault:
             return _Reversal(result, fault)
-        if best is None and order.overtaken:
+        if best is None and order.overtaken and past.is_feasible(earlier, later):
             best = _Reversal(result, fault)
     return best
 
@@ -591,16 +639,21 @@ type _Block = list[Actor]
 
 
 def _shrunk(runs: _Runs, outcome: _Outcome, fault: _Fault) -> _Outcome:
-    """Return a run with the same fault, and fewer switches: delta debugging of its blocks."""
+    """Return a run with the same fault, and fewer switches.
+
+    First whoever is passed over is held back until nobody else can go on, from each of the
+    switches on; then blocks of steps are left out, by delta debugging (Zeller and Hildebrandt, IEEE
+    TSE 28(2), 2002).
+    """
     memory = outcome.explorer.witness.memory
     best, left = outcome, _SHRINKS
 
-    def attempt(blocks: Sequence[_Block]) -> bool:
+    def attempt(blocks: Sequence[_Block], held: Actor | None = None) -> bool:
         nonlocal best, left
         left -= 1
         actors = [actor for block in blocks for actor in block]
         result = runs.make(
-            lambda machine: DirectedOrder(machine=machine, actors=actors, memory=memory),
+            lambda machine: DirectedOrder(machine=machine, actors=actors, held=held, memory=memory),
             monitored=False,
         )
         if result is None or not fault.is_in(runs.fault_of(result)):
@@ -611,7 +664,14 @@ def _shrunk(runs: _Runs, outcome: _Outcome, fault: _Fault) -> _Outcome:
 
     if best.explorer.witness.switches < 2:
         return best
-    blocks = [list(group) for _, group in groupby(step.actor for step in outcome.explorer.steps)]
+    steps = [step.actor for step in outcome.explorer.steps]
+    for turn in outcome.explorer.turns[: left // 2]:
+        if turn.late and attempt([steps[: turn.step]], turn.actor):
+            break
+    steps = [step.actor for step in best.explorer.steps]
+    if best.explorer.witness.switches < 2:
+        return best
+    blocks = [list(group) for _, group in groupby(steps)]
     low, high = 0, len(blocks)  # the fewest blocks after which the rest may be plain
     while low < high and left > 0:
         middle = (low + high) // 2

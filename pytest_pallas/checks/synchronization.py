@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from pallas_sim import SynchronizationReport, SyncThreshold, synchronization, thresholds
+import pallas_sim
+from pallas_sim import SynchronizationReport, SyncThreshold, thresholds
 from pytest_pallas.backends.protocol import Backend, chip_of
 from pytest_pallas.checks.check import declare_sanitizer
 from pytest_pallas.checks.context import CheckContext, CheckResult, as_kernel_error
@@ -45,7 +46,7 @@ def requires_kernels(
     every_mesh=True,
     evidence=SynchronizationReport,
 )
-def synchronization_check(context: CheckContext) -> CheckResult:
+def synchronization(context: CheckContext) -> CheckResult:
     """Leave out each wait, signal, barrier and fence of the kernel, and see what goes wrong.
 
     Raises:
@@ -58,7 +59,7 @@ def synchronization_check(context: CheckContext) -> CheckResult:
     options = {**arguments.options, **arguments.tuning}
     target = chip_of(context.backend).name
     try:
-        report = synchronization(
+        report = pallas_sim.synchronization(
             context.kernel, *arguments.args, target=target, schedules=0, **options
         )
     except Exception as error:
@@ -81,4 +82,4 @@ def _redundant(group: SyncThreshold) -> str:
         return ""
     most = max(devices for devices, _ in group.statuses)
     up_to = f" on up to {most} devices" if most > 1 else ""
-    return f"no example{up_to} needs {group.place}"
+    return f"no example{up_to} needs {group.where}"

@@ -98,6 +98,13 @@ class Failure:
         return f"{self.headline} ({result.subject}) is wrong\n{explanation}"
 
 
+def failing_call(error: BaseException) -> Call:
+    """Make the failing call of an error again, under the schedule in which it failed."""
+    context, schedule = facts_of(error).failure.context, facts_of(error).schedule
+    made = call(context, context.kernel, context.arguments.args)
+    return made if schedule is None else replace(made, schedule=schedule)
+
+
 def run_check(
     check: Check,
     context: CheckContext,

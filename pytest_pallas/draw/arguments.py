@@ -73,7 +73,8 @@ class Drawn(tuple[Any, ...]):
         return self
 
     def with_values(self, values: Drawn) -> Drawn:
-        """Replace the draw; see ``variants``."""
+        """Replace the draw, which declares the same; see ``variants``."""
+        values.declared = self.declared
         return values
 
     def __iter__(self) -> Iterator[Any]:

@@ -230,14 +230,15 @@ def notes(kernels: Sequence[KernelCoverage], *, every: bool = False) -> list[str
         lines += [
             f"unreached= of {kernel.kernel}: {key!r} was reached: remove it" for key in kernel.stale
         ]
+        lines += [
+            f"unreached= of {kernel.kernel}: {key!r} is about nothing that ran here: correct it, "
+            "or run the backend that has it"
+            for key in (kernel.idle if kernel.finished else ())
+        ]
         if every:
             excused = [f"{way} at {place_of(point)}: {why}" for point, way, why in kernel.excused]
             lines += [f"unreached= of {kernel.kernel}: {text}" for text in excused]
             lines += [f"cannot run: {kernel.kernel}: {text}" for text in kernel.unreachable]
-            lines += [
-                f"unreached= of {kernel.kernel}: {key!r} is about nothing that ran here"
-                for key in kernel.idle
-            ]
     return lines
 
 

@@ -23,7 +23,7 @@ from pallas_sim.errors import PallasError
 from pallas_sim.findings import Finding, read, short
 from pytest_pallas.backends.simulators import Simulator
 from pytest_pallas.checks.context import CheckResult, ComparedOutputs
-from pytest_pallas.checks.verdict import contents_of, raised_frames, writer_of
+from pytest_pallas.checks.verdict import contents_of, failing_call, raised_frames, writer_of
 from pytest_pallas.draw.arguments import Arguments
 from pytest_pallas.errors import facts_of, witness_of
 from pytest_pallas.grid.analysis import Analysis
@@ -31,7 +31,6 @@ from pytest_pallas.grid.model import GridCall, GridWindow, writers_of
 from pytest_pallas.judge.explanation import in_words
 from pytest_pallas.judge.tolerance import Comparison, measure
 from pytest_pallas.report.drawings import LEVELS
-from pytest_pallas.report.traces import failing_run
 
 if TYPE_CHECKING:
     from pytest_pallas.run.result import Result
@@ -59,9 +58,9 @@ def shown_of(error: PallasError) -> Mapping[str, Any]:
     if facts_of(error).failure is not None:
         if facts_of(error).failure.result is not None:
             pictures |= errors_of(facts_of(error).failure.result)
+        if witness_of(error):
+            pictures["order"] = order_of(error)
         pictures["arguments"] = arguments_of(facts_of(error).failure.context.arguments)
-    if witness_of(error):
-        pictures["order"] = order_of(error)
     if facts_of(error).analysis is not None:
         pictures["grids"] = grids_of(facts_of(error).analysis)
     pictures["sources"] = sources_of([*lines_of(error.findings), *_raised_at(error)])
@@ -101,10 +100,10 @@ def order_of(error: PallasError) -> dict[str, Any]:
     from one span to another, by number; and the ``turns`` where the order leaves the plain one,
     each with its moment and what happened. Time counts the moments at which something happens.
     """
-    ran = failing_run(error)
-    if ran is None or not isinstance(ran.backend, Simulator):
+    backend = facts_of(error).failure.context.backend
+    if not isinstance(backend, Simulator):
         return {}
-    timeline, _ = ran.backend.trace(ran.call.with_settings(observer=None))
+    timeline, _ = backend.trace(failing_call(error).with_settings(observer=None))
     timeline.close()
     every: list[Any] = [span for span in timeline.spans if span.kind in ("wait", "signal")]
     every = sorted((*every, *timeline.copies), key=lambda span: (span.begin, span.end))

@@ -168,15 +168,12 @@ def _is_beside(file: Path, path: Path) -> bool:
 
 def failing_run(error: BaseException) -> LastRun | None:
     """Make the failing call of an error again, with its schedule; None if there is none."""
-    from pytest_pallas.checks.context import call
+    from pytest_pallas.checks.verdict import failing_call
 
-    failure, schedule = facts_of(error).failure, facts_of(error).schedule
+    failure = facts_of(error).failure
     if failure is None:
         return None
-    made: Call = call(failure.context, failure.context.kernel, failure.context.arguments.args)
-    if schedule is not None:
-        made = dataclasses.replace(made, schedule=schedule)
-    return LastRun(failure.name, failure.context.backend, made)
+    return LastRun(failure.name, failure.context.backend, failing_call(error))
 
 
 def _trace(

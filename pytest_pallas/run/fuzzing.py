@@ -182,7 +182,7 @@ def fuzz(what: Fuzz, *, seed: int, budget: ExampleBudget, until: float | None = 
         _explore(what, runner, calls, seed=seed, draws=draws, more=lambda: budget.goes_on)
         if what.fills and budget.most > budget.count:
             ran = [call for call in every if call.text in runner.passed]
-            other = islice(_with_new_pairs(ran), len(ran) // DRAWS_PER_VARIANT)
+            other = _variants_of(ran)
             _explore(what, runner, other, seed=seed, draws=draws, more=lambda: budget.has_room)
         if what.growth is not None and not runner.over:
             what.growth.grow(what.source, seed, attempt, further)
@@ -203,7 +203,7 @@ def drawn_calls(
     return (planned.call for planned in _planned(source, seed, budget, subjects)[1])
 
 
-def fuzz_until(what: Fuzz, *, seed: int, until: float) -> None:
+def fuzz_until(what: Fuzz, *, seed: int, until: float, varies: bool = True) -> None:
     """Run ``ROUND`` draws until a time, each with variants as long as they are cheap.
 
     Variants are cheap as long as they take at most ``CHEAP`` times as long as the draw itself,
@@ -213,6 +213,7 @@ def fuzz_until(what: Fuzz, *, seed: int, until: float) -> None:
       what: the check to fuzz.
       seed: seed of the draws.
       until: when to stop, by ``time.monotonic``.
+      varies: as of ``ExampleBudget``; if not, few draws have variants as long as shapes are new.
 
     Raises:
       Exception: as ``fuzz``.
@@ -220,9 +221,13 @@ def fuzz_until(what: Fuzz, *, seed: int, until: float) -> None:
     __tracebackhide__ = True
     runner = ExampleRunner(what.run, what.passed, until=until)
     choice = what.source.choose(seed, ROUND, functools.partial(_new, what))
+    are_new = not what.shapes.issuperset(map(_shape, choice.values()))
     what.shapes.update(map(_shape, choice.values()))
     spent = _DrawTimes()
     calls = _calls(choice, MOST_VARIANTS, lambda: agreed(spent.variants > CHEAP * spent.draw))
+    if are_new and not varies:
+        draws = [*_calls(choice, 1)]
+        calls = chain(draws, _variants_of(draws))
     try:
         _explore(what, runner, calls, seed=seed, draws=ROUND, spent=spent)
     except PallasError as error:
@@ -323,6 +328,11 @@ def _calls(
             yield _PlannedCall(call, text, number)
             if enough():
                 break
+
+
+def _variants_of(calls: Sequence[_PlannedCall]) -> Iterator[_PlannedCall]:
+    """Return variants of some of the draws, those that bring new pairs of choices."""
+    return islice(_with_new_pairs(calls), len(calls) // DRAWS_PER_VARIANT)
 
 
 def _with_new_pairs(calls: Sequence[_PlannedCall]) -> Iterator[_PlannedCall]:

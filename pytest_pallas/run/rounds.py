@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NotRequired, TypedDict, cast
 
+from pallas_sim.coverage import Kind, Point
 from pytest_pallas.budget import ExampleBudget
 from pytest_pallas.checks import Check
 from pytest_pallas.checks.inputs import Inputs
@@ -18,6 +19,7 @@ from pytest_pallas.coverage import PlainReached, reached_from_json, reached_to_j
 from pytest_pallas.decoding import Count, DataError, decode, jsonable, tagged, untagged
 from pytest_pallas.draw.arguments import Declared
 from pytest_pallas.draw.examples import draw_name
+from pytest_pallas.draw.growth import Growth
 from pytest_pallas.errors import SpecError
 from pytest_pallas.isolate.messages import Change
 from pytest_pallas.record import Aspect
@@ -56,7 +58,7 @@ def fuzz_for(
         if agreed(time.monotonic() >= until) or idle == EXHAUSTED:
             return
         before = len(what.passed)
-        fuzz_until(what, seed=seed_of(seed, number), until=until)
+        fuzz_until(what, seed=seed_of(seed, number), until=until, varies=budget.varies)
         pulse()
         idle = idle + 1 if len(what.passed) == before else 0
 
@@ -87,11 +89,13 @@ class RoundOutcome:
       number: of the round.
       examples: what ran, in order, without what had passed before in the same process.
       failed: whether it ended with a failure.
+      why: for ways that no example went, why the examples that grew did not.
     """
 
     number: int
     examples: list[ExampleOutcome] = field(default_factory=list[ExampleOutcome])
     failed: bool = False
+    why: dict[tuple[Point, str], str] = field(default_factory=dict[tuple[Point, str], str])
 
 
 @dataclass(frozen=True)
@@ -131,6 +135,8 @@ def merge_rounds(result: Result, rounds: Iterable[RoundOutcome]) -> MergedRounds
                 result.absorb(example.result)
             if example.passed:
                 passed.add(example.digest)
+        if outcome.why:
+            result.explain(outcome.why)
         if outcome.failed:
             return MergedRounds(result, number + 1, failed=number)
         idle = idle + 1 if number and len(passed) == before else 0
@@ -167,9 +173,12 @@ class _PlainExample(ExampleResults):
 
 
 class _PlainRound(TypedDict):
+    """``RoundOutcome``, with the fields of points."""
+
     number: Count
     failed: bool
     examples: list[_PlainExample]
+    why: NotRequired[list[tuple[Kind, str, str, str, str, str]]]
 
 
 class RoundsPart(TypedDict):
@@ -207,6 +216,7 @@ def rounds_to_json(rounds: Sequence[RoundOutcome], check: Check) -> dict[str, An
                 "examples": [
                     _plain_example(example, inputs, check) for example in outcome.examples
                 ],
+                "why": [[*point, way, why] for (point, way), why in outcome.why.items()],
             }
             for outcome in rounds
         ],
@@ -281,7 +291,13 @@ def rounds_from_json(plain: Mapping[str, Any], like: Result, check: Check) -> li
         ]
         return [
             RoundOutcome(
-                outcome["number"], list(map(outcome_of, outcome["examples"])), outcome["failed"]
+                outcome["number"],
+                list(map(outcome_of, outcome["examples"])),
+                outcome["failed"],
+                {
+                    (Point(kind, line, kernel, name), way): why
+                    for kind, line, kernel, name, way, why in outcome.get("why", ())
+                },
             )
             for outcome in part["rounds"]
         ]
@@ -335,6 +351,8 @@ def run_rounds(
             log.append(outcome)
         before = len(what.passed)
         noted = dataclasses.replace(what, run=_noting(run, outcome, keep=log is not None))
+        if what.growth is not None and number == 0:
+            noted = dataclasses.replace(noted, growth=_explaining(what.growth, outcome))
         try:
             if number == 0:
                 first_round(noted)
@@ -347,6 +365,16 @@ def run_rounds(
         idle = idle + 1 if number and len(what.passed) == before else 0
         if idle == EXHAUSTED:
             return
+
+
+def _explaining(growth: Growth, outcome: RoundOutcome) -> Growth:
+    """Return growth whose reasons the outcome keeps, too."""
+
+    def explain(reasons: Mapping[tuple[Point, str], str]) -> None:
+        outcome.why.update(reasons)
+        growth.explain(reasons)
+
+    return dataclasses.replace(growth, explain=explain)
 
 
 def _noting(run: CheckRun, outcome: RoundOutcome, *, keep: bool) -> Callable[[Any], object]:

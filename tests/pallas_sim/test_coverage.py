@@ -102,6 +102,27 @@ def test_a_scalar_decides() -> None:
     assert one.needs == {"true": (("scalar", 0), ">", 3)}
 
 
+def test_a_selection_by_one_boolean_is_a_branch() -> None:
+    def body(x_ref: Any, o_ref: Any) -> None:
+        o_ref[...] = x_ref[...] * jnp.where(pl.program_id(0) >= 4, 3.0, 2.0)
+
+    one = only(functools.partial(on_rows, body), ones(16, 128), kind="branch")
+    assert (one.counts, one.condition) == ({"false": 2}, "pl.program_id(0) >= 4")
+    assert one.needs == {"true": (("program_id", 0), ">=", 4)}
+    whole = only(functools.partial(on_rows, body), ones(48, 128), kind="branch")
+    assert whole.counts == {"false": 4, "true": 2}
+
+
+def test_selections_of_jax_are_no_branches() -> None:
+    """An index that may be negative, and a remainder that has the sign of the divisor."""
+
+    def body(n_ref: Any, x_ref: Any, o_ref: Any) -> None:
+        o_ref[...] = x_ref[...] * (n_ref[n_ref[0] % 3] // 2)
+
+    scalars = np.array([2, 4, 6], np.int32)
+    assert not reached(functools.partial(on_rows, body), ones(8, 128), scalars, kind="branch")
+
+
 def test_each_branch_of_a_switch() -> None:
     def body(x_ref: Any, o_ref: Any) -> None:
         branches = [lambda n=n: x_ref[...] * n for n in range(3)]

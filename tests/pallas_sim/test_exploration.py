@@ -25,9 +25,15 @@ from pallas_test_support.small_programs import (
     random_program,
 )
 
-from pallas_sim import Exploration, Witness, explore, order_matters, simulate
-from pallas_sim.errors import DeadlockError, OptionError
-from pallas_sim.machine import Machine
+from pallas_sim import Exploration, Witness, explore, explore_runs, order_matters, simulate
+from pallas_sim.accesses import record_access
+from pallas_sim.copies import signal, wait
+from pallas_sim.cores import run_concurrently
+from pallas_sim.errors import DeadlockError, OptionError, SimulationError
+from pallas_sim.findings import Owner
+from pallas_sim.machine import Machine, Thread
+from pallas_sim.order.disorder import report_disorder
+from pallas_sim.recording import Semaphore
 
 
 @pytest.mark.parametrize("seed", range(300))
@@ -293,6 +299,52 @@ def test_copies_of_one_core_move_by_choice():
     assert simulate(copied_twice, jnp.ones((8, 128)), witness=result.witness).findings
 
 
+def counted_by_two(permits: int) -> Exploration:
+    """Explore two threads that count up in memory, of which so many may do so at a time."""
+
+    def new() -> tuple[Machine, Callable[[], Any]]:
+        machine = Machine()
+
+        def run() -> Any:
+            machine.choices.begin(jax.make_jaxpr(lambda: 0)())
+            root, lock, memory = Thread(machine), Semaphore("lock", "regular"), np.zeros(1)
+            machine.choices.name(memory, "memory")
+            signal(root, lock, permits)
+
+            def work(thread: Thread) -> None:
+                wait(thread, lock, 1, "")
+                record_access(thread, memory, "write", "memory", "")
+                memory[0] += 1
+                signal(thread, lock, 1)
+
+            threads = [root.child(Owner(core=number)) for number in range(2)]
+            run_concurrently(root, threads, work)
+            report_disorder(machine, machine.recording)
+            return memory
+
+        return machine, run
+
+    return explore_runs(new, 100)
+
+
+def test_an_exhausted_search_withdraws_a_finding():
+    """The proof of order does not know locks, so it finds a race."""
+    result = counted_by_two(permits=1)
+    assert (result.verdict, result.findings) == ("proved", ())
+    assert result.runs > 2
+
+
+def test_a_race_that_changes_nothing_stays():
+    """A run has the accesses in the other order, with the same values."""
+    result = counted_by_two(permits=2)
+    assert (result.verdict, result.confirmed, result.differs) == ("wrong", True, False)
+    assert [finding.kind for finding in result.findings] == ["race"]
+
+
 def test_what_cannot_be_explored():
     with pytest.raises(OptionError, match="schedules is 0"):
         explore(lambda: 0, target="v6e", schedules=0)
+    out_shape = jax.ShapeDtypeStruct((3,), jnp.float32)
+    odd = pl.pallas_call(lambda x_ref, o_ref: o_ref.set(x_ref[...]), out_shape=out_shape)
+    with pytest.raises(SimulationError, match="power of two"):
+        explore(odd, np.ones(3, np.float32), target="h100")

@@ -15,7 +15,14 @@ from jax.experimental.pallas import tpu as pltpu
 from jax.experimental.pallas import tpu_sc as plsc
 from jax.sharding import AxisType, PartitionSpec
 
-from pallas_sim import SyncGroup, SynchronizationReport, simulate, synchronization, thresholds
+from pallas_sim import (
+    SyncGroup,
+    SynchronizationReport,
+    redundancy,
+    simulate,
+    synchronization,
+    thresholds,
+)
 from pallas_sim.errors import OptionError, PallasError
 
 DMA, REGULAR = pltpu.SemaphoreType.DMA, pltpu.SemaphoreType.REGULAR
@@ -222,6 +229,32 @@ class TestTpu:
         assert told.status == "needed"
         assert "a loop does not end" in told.error
 
+    def test_a_handshake_beside_a_count_that_is_looked_at(self):
+        def body(x_ref, o_ref, told, news):
+            enter()
+            tell(news, 1)
+            looks = jax.lax.fori_loop(0, 1, lambda _, n: n + pl.semaphore_read(told) * 0, 0)
+            o_ref[...] = jnp.full((8, 128), looks, jnp.float32)
+
+        call = on_ring(body, 3, REGULAR, REGULAR)
+        unsearched, searched = judged(call, schedules=0), judged(call, schedules=200)
+        assert group(unsearched, "signal", "news").status == "open"
+        assert group(unsearched, "signal", "news").reasons == ("orders",)
+        assert unsearched.together == ()
+        assert group(searched, "signal", "news").status == "redundant"
+
+    @pytest.mark.parametrize(
+        "options",
+        [{"news": True}, {"boxes": 2, "steps": 3}, {"boxes": 2, "steps": 2}, {"handshakes": 2}],
+    )
+    def test_a_proof_says_what_a_run_says(self, options, monkeypatch):
+        proved = judged(shifts(4, **options), schedules=0)
+        monkeypatch.setattr(redundancy._Analysis, "proved_without", lambda *_: None)
+        run = judged(shifts(4, **options), schedules=0)
+        assert proved.proofs
+        assert not run.proofs
+        assert [one.status for one in proved.groups] == [one.status for one in run.groups]
+
     def test_from_how_many_devices_on(self):
         # One block less than devices goes through two mailboxes: up to three use none twice.
         reports = [judged(shifts(n, boxes=2, steps=n - 1), schedules=0) for n in (3, 4, 5, 6)]
@@ -242,6 +275,16 @@ class TestTpu:
         assert not right.findings
         assert "race" in {finding.kind for finding in wrong.findings}
         assert not np.array_equal(right.values, wrong.values, equal_nan=True)
+
+
+    def test_a_schedule_repeats_what_no_seed_shows(self, monkeypatch):
+        monkeypatch.setattr(redundancy, "_SEEDS", 0)
+        function, array = shifts(3)
+        handshake = group(synchronization(function, array), "signal", "free")
+        assert handshake.seed is None
+        assert f"(shown by the schedule {handshake.witness})" in str(handshake)
+        wrong = simulate(function, array, witness=handshake.witness, without=handshake.sites)
+        assert not np.array_equal(simulate(function, array).values, wrong.values, equal_nan=True)
 
 
 def _names(reports: Any, sites: Any) -> set[str]:

@@ -427,6 +427,22 @@ class TestParallelLoop:
 
         assert run(body, I32, scratch=[pltpu.VMEM((LANES,), jnp.int32)])[0] == 0
 
+    @pytest.mark.parametrize(("end", "way"), [(1, "none"), (4, "one"), (8, "several")])
+    def test_its_rounds_are_what_coverage_counts(self, end, way):
+        def body(out, buffer):
+            buffer[...] = jnp.zeros(LANES, jnp.int32)
+
+            @plsc.parallel_loop(1, end, 3)
+            def _(i):
+                buffer[...] = jnp.full((LANES,), i)
+
+            pltpu.sync_copy(buffer, out)
+
+        coverage = simulated(body, I32, scratch=[pltpu.VMEM((LANES,), jnp.int32)]).coverage
+        (loop,) = [one for one in coverage if one.point.kind == "loop"]
+        assert loop.counts == {way: 1}
+        assert (loop.missing, "several" in loop.unreachable) == ((), way != "several")
+
 
 _SHARED = (
     pltpu.VMEM_SHARED((SUBCORES, LANES), jnp.int32),

@@ -73,6 +73,7 @@ def project(tmp_path_factory):
     (folder / "kernels.py").write_text(KERNELS)
     (folder / "double_spec.py").write_text(SPEC)
     (folder / "copied_spec.py").write_text(SPEC.replace("double", "copied").replace("2 * x", "x"))
+    (folder / "reference.py").write_text("def double(x):\n    return 2 * x\n")
     (folder / "pytest.ini").write_text("[pytest]\n")
     return folder
 
@@ -160,6 +161,18 @@ def test_one_call_is_simulated_and_analyzed(project):
     answer, error = ask("analyze", arguments)
     assert (answer["status"], error) == ("passed", False)
     assert answer["result"]["kernels"][0]["kernel"] == "body"
+
+
+def test_a_candidate_is_judged(project):
+    arguments = {
+        "candidate": f"{project}/kernels.py:double",
+        "reference": f"{project}/reference.py:double",
+        "inputs": "m n",
+        "target": "tpu-sim:v6e",
+    }
+    answer, error = ask("verify", arguments)
+    assert (answer["status"], error) == ("passed", False)
+    assert answer["result"]["stages"]
 
 
 def test_barriers_of_a_spec(project):

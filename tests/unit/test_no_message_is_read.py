@@ -205,6 +205,7 @@ COLONS = {
     ("pallas_sim/compat/compilers.py", "_kernel_primitives"): "module:name of a table of JAX",
     ("compat/distributed.py", "host"): "host:port, as JAX has the address of a coordinator",
     ("compat/distributed.py", "port"): "host:port, as JAX has the address of a coordinator",
+    ("barriers.py", "load_spec"): "module:name, as users write it",
     ("options.py", "fleet"): "HOST:PORT, as users write it",
     ("options.py", "distributed"): "I/N@HOST:PORT, as users write it",
     ("pallas_sim/chips.py", "of"): "backend:target, as users write it",

@@ -42,7 +42,7 @@ from pallas_sim.recording import Asynchronous
 #: What the program of a thread is made of: a kind, and the number of a barrier or a variable.
 #:
 #: ``arrive``, ``wait`` and ``test`` at a barrier; ``copy``, which announces bytes at a barrier, and
-#: whose engine brings them; ``engine``, which only arrives there; ``drain``, which waits for all that
+#: whose engine brings them; ``engine``, which only arrives there; ``drain``, which waits for what
 #: the thread has started; ``add`` to a variable; ``fetch``, which adds and sees the old value;
 #: ``lock``, which sets a variable if it is 0; ``spin``, until it is not 0. After a ``test`` that is
 #: right, a ``fetch`` of an odd number and a ``lock`` that failed, the next operation is left out.
@@ -285,10 +285,7 @@ def _run_thread(
                     pass
                 continue
             add = np.array([1 + thread.warpgroup], np.int32)
-            change = (lambda old, _: old or 1) if kind == "lock" else (lambda old, new: old + new)
-            if kind == "lock":
-                change = _set_if_free
-            operator = "cas" if kind == "lock" else "add"
+            change, operator = (_set_if_free, "cas") if kind == "lock" else (np.add, "add")
             old = int(access.update(change, add, operator, used=kind != "add")[0])
             seen = None if kind == "add" else old
             skips = (kind == "fetch" and old % 2 == 1) or (kind == "lock" and old != 0)

@@ -59,6 +59,7 @@ def run_small(program: Sequence[Sequence[Small]], machine: Machine) -> str:
     semaphores = [Semaphore(f"s{number}", "regular") for number in range(2)]
     variables = [0, 0]
     memory = np.array([0, 1], np.int32)
+    machine.choices.name(memory, "memory")
     threads = [root.child(Owner(core=number + 1)) for number in range(len(program))]
 
     def look(thread: Thread, semaphore: Semaphore) -> int:

@@ -10,17 +10,21 @@ import pytest
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
+from pallas_sim import Exploration
 from pallas_sim.errors import DeadlockError, KernelError
 from pallas_sim.findings import read
 from pytest_pallas import NotApplicableError, RaceError
 from pytest_pallas.backends.interpreters import interpret, tpu_interpret
 from pytest_pallas.backends.protocol import Schedule
-from pytest_pallas.backends.simulators import tpu_sim
+from pytest_pallas.backends.simulators import Simulator, tpu_sim
 from pytest_pallas.checks.deadlock import deadlock
 from pytest_pallas.checks.dma import dma
 from pytest_pallas.checks.export import export
 from pytest_pallas.checks.races import races
 from pytest_pallas.checks.schedule import schedule
+from pytest_pallas.checks.verdict import run_check
+from pytest_pallas.errors import facts_of
+from pytest_pallas.record import Orders
 from pytest_pallas.report.pictures import sources_of
 
 from . import rings
@@ -171,3 +175,43 @@ def test_a_deadlock_under_another_schedule_only(context):
 
     with pytest.raises(DeadlockError, match=r"blocked\n  with seed 1"):
         races(replace(called, runs=Late()))
+
+
+def explored(called, exploration, monkeypatch):
+    """Let the simulator have explored a call."""
+    monkeypatch.setattr(Simulator, "explore", lambda *_: exploration)
+    return called
+
+
+def test_a_race_that_no_run_showed_is_unconfirmed(context, monkeypatch):
+    found = Exploration(verdict="wrong", runs=20, classes=9)
+    asked = explored(context(rings.by_dma, rings.BLOCKS), found, monkeypatch)
+    asked = replace(asked, kernel=rings.other(rings.by_dma, read_early=True))
+    with pytest.raises(RaceError, match="witness   unconfirmed: no run showed it") as raised:
+        run_check(races, asked, "by_dma")
+    assert facts_of(raised.value).schedule is None
+    assert asked.orders == [Orders(wrong=1, unconfirmed=1, runs=20, classes=9)]
+
+
+def test_a_race_that_no_order_has_is_withdrawn(context, monkeypatch):
+    found = Exploration(verdict="proved", runs=7, classes=5)
+    asked = explored(context(rings.by_dma, rings.BLOCKS), found, monkeypatch)
+    asked = replace(asked, kernel=rings.other(rings.by_dma, read_early=True))
+    result = run_check(races, asked, "by_dma")
+    assert [str(note) for note in result.outcome.notes] == [
+        "a race that the proof of order reported is withdrawn: 7 runs had every order, and the "
+        "accesses are ordered in all of them"
+    ]
+    assert asked.orders == [Orders(proved=1, runs=7, classes=5)]
+
+
+def test_a_race_of_another_order_only(context, monkeypatch):
+    """The proof of order finds it in the events of an order that only exploring has."""
+    wrong = context(rings.other(rings.by_dma, read_early=True), rings.BLOCKS)
+    findings = wrong.runs.get(wrong, Schedule()).error.findings
+    found = Exploration(verdict="wrong", runs=3, classes=2, findings=findings)
+    asked = explored(context(rings.by_dma, rings.BLOCKS), found, monkeypatch)
+    first = replace(asked.runs.get(asked, Schedule()), every_order=False)
+    monkeypatch.setattr(type(asked.runs), "get", lambda *_: first)
+    with pytest.raises(RaceError, match="unconfirmed"):
+        run_check(races, asked, "by_dma")

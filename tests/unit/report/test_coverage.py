@@ -156,12 +156,12 @@ def test_lines_that_need_not_run_are_no_lines_of_a_tracefile():
 
 
 def test_a_reason_for_what_ran_is_stale():
-    """One for nothing that is there may be of a kernel of another backend: -v says it."""
+    """One for nothing that is there is misspelt, or of a kernel of another backend."""
     both = {"buf": "never that many", "k.py:46 true": "no", "k.py:4": "gone", "a.py:46": "gone"}
-    lines = notes(record(LATE, unreached=both), record(EARLY, unreached=both), every=True)
+    lines = notes(record(LATE, unreached=both), record(EARLY, unreached=both))
     stale = "unreached= of deep: 'k.py:46 true' was reached: remove it"
     assert stale in lines
-    idle = [line for line in lines if line.endswith("is about nothing that ran here")]
+    idle = [line for line in lines if "is about nothing that ran here" in line]
     assert [line.split("'")[1] for line in idle] == ["buf", "k.py:4", "a.py:46"]
     assert notes(record(EARLY, unreached={"k.py:46 true": "no", "k.py:46 false": "no"})) == [stale]
 

@@ -17,22 +17,36 @@ from pytest_pallas.run.fuzzing import Fuzz, fuzz
 SOURCE = ExampleSource(pst.arrays("m n", dtype="float32", around=8))
 
 
-def examples_of(cost: int, *, least: int = 4) -> int:
-    """Return the number of examples of a cost that a check of ten ordinary ones runs."""
-    budget = ExampleBudget(count=10, least=least, most=16)
-    what = Fuzz(run=lambda call: budget.costs.append(cost), source=SOURCE, key="unit")
-    fuzz(what, seed=0, budget=budget)
-    return len(budget.costs)
+def shapes_of(cost: int, trace: int = 0) -> list[tuple[int, int]]:
+    """Return the shapes of the examples of a cost that a check of ten ordinary ones runs."""
+    budget, shapes = ExampleBudget(count=10, least=4, most=16), []
+
+    def run(call) -> None:
+        shapes.append((call.recipe["m"], call.recipe["n"]))
+        budget.costs.append(cost)
+        budget.traces.setdefault(str(shapes[-1]), trace)
+
+    fuzz(Fuzz(run=run, source=SOURCE, key="unit"), seed=0, budget=budget)
+    return shapes
 
 
-@pytest.mark.parametrize(("cost", "examples"), [(1000, 16), (3000, 10)])
-def test_cheap_examples_are_more(cost, examples):
-    assert examples_of(cost) == examples
+@pytest.mark.parametrize(
+    ("cost", "trace", "shapes"), [(1000, 0, 16), (1000, 1500, 12), (3000, 0, 10)]
+)
+def test_cheap_examples_are_more(cost, trace, shapes):
+    assert len(set(shapes_of(cost, trace))) == shapes
 
 
 def test_expensive_examples_are_fewer_but_have_each_choice():
     """Every class of sizes of a dim comes at least once: there are seven."""
-    assert examples_of(100_000) in (7, 8, 9)
+    assert len(shapes_of(100_000)) in (7, 8, 9)
+
+
+def test_a_third_of_the_draws_have_other_values_if_their_runs_are_cheap():
+    drawn = shapes_of(1000, trace=1500)
+    assert len(drawn) == 12 + 4
+    assert set(drawn[12:]) <= set(drawn[:12])
+    assert len(shapes_of(3000)) == 10
 
 
 def test_a_fixed_number_is_obeyed():
@@ -91,6 +105,6 @@ def test_a_check_counts_the_equations_of_its_runs(monkeypatch):
     cheap = examples_that_ran(spec_of(1, around=8), monkeypatch)
     expensive = examples_that_ran(spec_of(20_000, around=8), monkeypatch)
     fixed = examples_that_ran(spec_of(20_000, around=8), monkeypatch, max_examples=12)
-    assert cheap == 32
+    assert cheap == 32 + 3  # with variants
     assert expensive == 11
     assert fixed == 12

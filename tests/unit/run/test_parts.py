@@ -15,7 +15,7 @@ from pytest_pallas.checks.forward import forward
 from pytest_pallas.distribute.parts import Division, endless, part, remaining, rounds_needed
 from pytest_pallas.draw.arguments import Arguments
 from pytest_pallas.pytest_session import Part
-from pytest_pallas.record import Note
+from pytest_pallas.record import Note, Orders
 from pytest_pallas.run.result import ExamplePoint, Result
 from pytest_pallas.run.rounds import (
     ExampleOutcome,
@@ -39,7 +39,8 @@ def example(words: str, *, passed: bool = True, multiple: float | None = 1.0) ->
     made.kernel_seconds = 0.5
     made.evidence = [words]
     made.add_note(Note(f"a note on {len(words)}", "run"))
-    made.cover([_reached("true" if len(words) > 1 else "false")])
+    orders = Orders(proved=1, runs=2, classes=2, reasons=(f"a look at {len(words)}",))
+    made.cover([_reached("true" if len(words) > 1 else "false")], [orders])
     return ExampleOutcome(words, made, passed)
 
 
@@ -85,6 +86,8 @@ def test_rounds_in_any_order_some_twice_are_those_of_one_process(order):
     assert len(whole.result.notes) == 2
     [reached] = whole.result.coverage
     assert (reached.counts, reached.missing) == ({"true": 4, "false": 4}, ())
+    reasons = ("a look at 1", "a look at 2")
+    assert whole.result.orders == Orders(proved=4, runs=8, classes=8, reasons=reasons)
     twice = [ROUNDS[number] for number in (*order, *order[:2])]
     assert merged(twice).result == whole.result
 
