@@ -67,7 +67,9 @@ def test_it_has_no_environment(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch
 
 
 def test_nothing_of_one_candidate_is_there_for_the_next(sandbox: Sandbox) -> None:
-    text = ADD + "import os, jax\nprint(os.path.exists('kept'), hasattr(jax, 'mark'))\njax.mark = 1\n"
+    text = (
+        ADD + "import os, jax\nprint(os.path.exists('kept'), hasattr(jax, 'mark'))\njax.mark = 1\n"
+    )
     first = trace(sandbox, text + "open('kept', 'w').write('x')")
     second = trace(sandbox, text)
     assert first.output == second.output == "False False\n"
