@@ -124,6 +124,7 @@ def _keep(
 ) -> None:
     """Start the process of a candidate, and end it and all that it has started."""
     os.setsid()
+    jail.end_with_parent()
     jail.adopt_orphans()
     limits = jail.SandboxLimits(**job["limits"])
     names = jail.separate(root, visible, limits) if job["separate"] else []
@@ -204,6 +205,9 @@ def _become(
     names += jail.restrict(bool(names), folder, limits)
 
     def say(facts: Mapping[str, Any], body: bytes = b"") -> None:
+        if facts["kind"] in ("end", "error"):  # what is printed later is not waited for
+            with contextlib.suppress(Exception):
+                sys.stdout.flush()
         header = json.dumps(facts).encode()
         data = memoryview(_SIZES.pack(len(header), len(body)) + header + body)
         while data:

@@ -201,8 +201,14 @@ def restrict(separated: bool, folder: str, limits: SandboxLimits) -> list[str]:
     header = struct.pack("<Ii", 0x20080522, 0)
     if libc.capset(header, bytes(24)) == 0:
         names.append("no capabilities")
-    _call(libc.prctl(_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0), "prctl")
+    end_with_parent()
     return names
+
+
+def end_with_parent() -> None:
+    """Let the system end this process when its parent ends."""
+    if sys.platform == "linux":
+        _call(_libc().prctl(_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0), "prctl")
 
 
 def _open_to_all(path: str) -> bool:

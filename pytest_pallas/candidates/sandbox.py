@@ -109,6 +109,11 @@ class Sandbox:
     """A process that has imported JAX, and forks for each candidate.
 
     One thread uses it. ``with Sandbox() as sandbox`` ends it.
+
+    Attributes:
+      limits: of a candidate that has none of its own.
+      separate: whether candidates get namespaces, where the system allows them.
+      process: the process, or None before the first candidate.
     """
 
     def __init__(self, limits: SandboxLimits | None = None, *, separate: bool = True) -> None:
@@ -120,7 +125,7 @@ class Sandbox:
         """
         self.limits = limits or SandboxLimits()
         self.separate = separate
-        self._process: subprocess.Popen[bytes] | None = None
+        self.process: subprocess.Popen[bytes] | None = None
         self._channel: socket.socket | None = None
 
     def __enter__(self) -> Sandbox:
@@ -133,20 +138,20 @@ class Sandbox:
         """End the process."""
         if self._channel is not None:
             self._channel.close()
-        if self._process is not None:
+        if self.process is not None:
             with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(2)
-            self._process.kill()
-            self._process.wait()
-        self._channel = self._process = None
+                self.process.wait(2)
+            self.process.kill()
+            self.process.wait()
+        self._channel = self.process = None
 
     def _open(self) -> socket.socket:
-        if self._process is not None and self._process.poll() is not None:
+        if self.process is not None and self.process.poll() is not None:
             self.close()
         if self._channel is None:
             ours, theirs = socket.socketpair()
             path = [os.path.abspath(entry) if entry else os.getcwd() for entry in sys.path]
-            self._process = subprocess.Popen(
+            self.process = subprocess.Popen(
                 [sys.executable, "-I", "-c", _BOOTSTRAP, json.dumps(path), str(theirs.fileno())],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
@@ -232,12 +237,16 @@ class Sandbox:
             channel.sendall(job)
             (pid,) = struct.unpack("<I", channel.recv(4, socket.MSG_WAITALL))
             run.watch(pid, answers, output)
+            run.drain(output)
             channel.sendall(b".")
             return struct.unpack("<i", channel.recv(4, socket.MSG_WAITALL))[0]
         except (OSError, struct.error):
             self.close()
             run.ending = run.ending or ("crashed", "it ended the process that started it")
             return 0
+        except BaseException:  # an interrupt: what the process says next is of this candidate
+            self.close()
+            raise
         finally:
             for descriptor in (answers, output, theirs, printed):
                 if descriptor != -1:
@@ -313,6 +322,11 @@ class _Watch:
                     self._print(data)
                 elif self._answer(data):
                     return
+
+    def drain(self, output: int) -> None:
+        """Read what is printed and not yet read."""
+        while (data := _read(output)) and self.ending is None:
+            self._print(data)
 
     def _look(self, pid: int) -> None:
         """End a candidate that uses more than it may."""

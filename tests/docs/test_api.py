@@ -23,6 +23,7 @@ CALLED = {
     "pallas_compile": "PallasCompile",
     "pallas_mesh": "PallasMesh",
     "pallas_run": "PallasRun",
+    "pallas_verify": "PallasVerify",
 }
 
 PUBLIC = [

@@ -173,6 +173,41 @@ def test_gpu_candidates_are_judged_on_a_gpu(file: Path) -> None:
     assert report.passed, str(report)
 
 
+TRITON = """
+import jax, jax.numpy as jnp
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import triton as plt
+
+def kernel(x, masked=True, block=128):
+    n = x.shape[0]
+    def body(x_ref, o_ref):
+        at = pl.program_id(0) * block + jnp.arange(block)
+        mask = at < n if masked else None
+        plt.store(o_ref.at[at], plt.load(x_ref.at[at], mask=mask) * 2, mask=mask)
+    return pl.pallas_call(
+        body,
+        grid=(pl.cdiv(n, block),),
+        in_specs=[pl.no_block_spec],
+        out_specs=pl.no_block_spec,
+        out_shape=jax.ShapeDtypeStruct(x.shape, x.dtype),
+        compiler_params=plt.CompilerParams(num_warps=4),
+    )(x)
+
+def unmasked(x):
+    return kernel(x, masked=False)
+"""
+
+
+def test_candidates_of_the_triton_route_too(tmp_path: Path) -> None:
+    path = tmp_path / "triton_kernels.py"
+    path.write_text(TRITON)
+    options: dict[str, Any] = {"targets": ("gpu-sim:a100",), "inputs": "n"}
+    right, wrong = judge(path, "kernel", "unmasked", **options)
+    assert right.passed, str(right)
+    assert wrong.reason == "out of bounds"
+    assert wrong.counterexamples[0].line == f"{path}:11"
+
+
 def test_a_compiler_that_is_not_there_does_not_count(file: Path) -> None:
     (report,) = judge(file, "scaled", targets=(*SIM, "gpu-compile:h100"))
     assert report.passed
@@ -300,3 +335,21 @@ def test_the_command_prints_and_writes(
     assert run("scaled", ref="nothing") == 2
     assert run("scaled", ref="bad") == 3
     capsys.readouterr()
+
+
+def test_a_large_file_is_not_read(tmp_path: Path) -> None:
+    path = tmp_path / "large.py"
+    with path.open("wb") as file:
+        file.truncate(100 << 20)
+    report = verify(f"{path}:kernel", doubled, "m n", targets=SIM, hidden=2, seed=1)
+    assert (report.reason, report.status, report.score) == ("too large", 1, 0)
+    assert report.failed is not None
+    assert "100 MiB" in report.failed.sentence
+
+
+def test_bytes_that_are_no_text_are_no_python(tmp_path: Path) -> None:
+    path = tmp_path / "bytes.py"
+    path.write_bytes(bytes(range(1, 256)))
+    report = verify(f"{path}:kernel", doubled, "m n", targets=SIM, hidden=2, seed=1)
+    assert report.failed is not None
+    assert report.failed.name == "imports"
