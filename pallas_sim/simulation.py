@@ -37,7 +37,7 @@ from pallas_sim.evaluation import (
     prepare_equation,
     run,
 )
-from pallas_sim.exploration.explorer import ReplayedOrder
+from pallas_sim.exploration.orders import ReplayedOrder
 from pallas_sim.exploration.witness import Witness
 from pallas_sim.findings import Finding, text_of
 from pallas_sim.inspector import Inspector, RefChange

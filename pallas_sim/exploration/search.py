@@ -34,16 +34,8 @@ from typing import Any, Literal
 import numpy as np
 
 from pallas_sim.errors import OptionError, PallasError, SimulationError
-from pallas_sim.exploration.explorer import (
-    DirectedOrder,
-    Explorer,
-    Node,
-    ReducedOrder,
-    Redundant,
-    ReplayedOrder,
-    Unrepeatable,
-    story_of,
-)
+from pallas_sim.exploration.explorer import Explorer, Redundant, Unrepeatable, story_of
+from pallas_sim.exploration.orders import DirectedOrder, Node, ReducedOrder, ReplayedOrder
 from pallas_sim.exploration.past import (
     Actor,
     ExploredStep,

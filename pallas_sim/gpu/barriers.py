@@ -149,7 +149,7 @@ def _wait_for_phase(thread: GpuThread, barrier: Barrier, turn: int, line: str) -
                 raise thread.deadlock([blocked()])
         if barrier.completed > turn + 1:
             _report_overrun(thread, barrier, turn, line)
-        machine.choices.operate("pass", barrier.place, turn, (barrier.name, line))
+        machine.choices.operate("pass", barrier.location, turn, (barrier.name, line))
         # Each phase that is complete by now passes on what its arrivals have done.
         for phase in barrier.phases[turn : barrier.completed]:
             at = (line, thread.program, thread.kernel)

@@ -382,7 +382,7 @@ def _enter_chain(thread: GpuThread) -> None:
     """Take the next place in the order of the tensor core, which several warps may want."""
     thread.machine.scheduler.stop()
     choices = thread.machine.choices
-    choices.operate("change", ("tensor core", *thread.block.place), 0)
+    choices.operate("change", ("tensor core", *thread.block.location), 0)
     choices.matter = choices.matter or len(thread.block.tensor_core.started) > 1
 
 

@@ -398,8 +398,8 @@ class _KernelRun:
             block = ThreadBlock(cluster, index, Arena.of_size(self.kernel.smem, 0xFF))
             cluster.blocks.append(block)
             choices = self.launch.thread.machine.choices
-            choices.name(block.arena, ("shared memory", *block.place))
-            choices.name(block.doors, ("doors", *block.place))
+            choices.name(block.arena, ("shared memory", *block.location))
+            choices.name(block.doors, ("doors", *block.location))
             numbers = range(mesh.warpgroups)
             block.warpgroups += [self.warpgroup(block, number, recording) for number in numbers]
             block.running = mesh.warpgroups
@@ -534,7 +534,7 @@ def _begin_by_choice(cluster: BlockCluster) -> bool:
     """Begin a cluster, unless another one has taken it over."""
     launch = cluster.launch
     if cluster in launch.pending or cluster.cancelled:
-        launch.thread.machine.choices.operate("look", launch.place, 0)
+        launch.thread.machine.choices.operate("look", launch.location, 0)
     if cluster in launch.pending:
         launch.pending.remove(cluster)
     return not cluster.cancelled
@@ -552,7 +552,7 @@ def take_over(launch: GpuLaunch) -> BlockCluster | None:
     """Cancel a cluster that has not begun, and return it; None if there is none."""
     pending = launch.pending
     choices = launch.thread.machine.choices
-    choices.operate("change", launch.place, 0)
+    choices.operate("change", launch.location, 0)
     choices.matter = True
     if not pending:
         return None

@@ -104,8 +104,8 @@ def execute(kernel: PreparedKernel, thread: Thread, operands: Sequence[Any]) -> 
         waiting=WaitingPrograms(machine) if _at_once(kernel, machine) else None,
     )
     for number, operand in enumerate(this.operands):
-        place = (thread.owner.device, id(kernel.equation), number)
-        machine.choices.name(operand.memory.array, place)
+        location = (thread.owner.device, id(kernel.equation), number)
+        machine.choices.name(operand.memory.array, location)
     programs = _programs(this.grid, facts.vmapped, machine.choices)
     sizes = [size for axis, size in enumerate(this.grid) if axis not in facts.vmapped]
     with thread.inside(kernel.name, kernel.equation, sizes):

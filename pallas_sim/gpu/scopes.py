@@ -285,7 +285,7 @@ def _barriers(block: ThreadBlock, item: ScopedRef) -> np.ndarray[Any, Any]:
         number = len(block.barriers)
         barrier = Barrier(f"{item.name}{index}", block, facts, arrivals, number, item.site, point)
         block.barriers.append(barrier)
-        block.cluster.launch.thread.machine.choices.name(barrier, barrier.place)
+        block.cluster.launch.thread.machine.choices.name(barrier, barrier.location)
         barriers[point] = barrier
     return barriers
 

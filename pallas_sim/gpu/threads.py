@@ -72,7 +72,7 @@ class GpuLaunch:
     tiles: Callable[[], Mapping[CopyKey, tuple[int, ...]]] = dict
 
     @property
-    def place(self) -> tuple[Any, ...]:
+    def location(self) -> tuple[Any, ...]:
         """Device and launch: the same in each run."""
         return (self.thread.owner.device, self.thread.launch)
 
@@ -173,9 +173,9 @@ class ThreadBlock:
         return (*self.cluster.point, *self.index)
 
     @property
-    def place(self) -> tuple[Any, ...]:
+    def location(self) -> tuple[Any, ...]:
         """Device, launch and point: the same in each run."""
-        return (*self.cluster.launch.place, self.point)
+        return (*self.cluster.launch.location, self.point)
 
 
 @dataclass(eq=False)
@@ -253,9 +253,9 @@ class Barrier:
         self._begin_phase(self._token())
 
     @property
-    def place(self) -> tuple[Any, ...]:
+    def location(self) -> tuple[Any, ...]:
         """Where it is: the same in each run."""
-        return ("barrier", *self.block.place, self.number)
+        return ("barrier", *self.block.location, self.number)
 
     @property
     def completed(self) -> int:
@@ -275,7 +275,7 @@ class Barrier:
 
     def end_phase_if_complete(self, machine: Machine, line: str = "") -> None:
         """Begin the next phase once all have arrived and all announced bytes are there."""
-        at = (self.place, self.completed, (self.name, line))
+        at = (self.location, self.completed, (self.name, line))
         machine.choices.operate("arrive", *at)
         if not self.pending:
             machine.choices.operate("full", *at)

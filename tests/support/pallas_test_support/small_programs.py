@@ -14,7 +14,8 @@ from pallas_sim.copies import signal, start, wait
 from pallas_sim.cores import run_concurrently
 from pallas_sim.errors import DeadlockError
 from pallas_sim.exploration import explorer as explorers
-from pallas_sim.exploration.explorer import ExploredStep, ReducedOrder, Redundant
+from pallas_sim.exploration.explorer import ExploredStep, Redundant
+from pallas_sim.exploration.orders import ReducedOrder
 from pallas_sim.exploration.search import Search
 from pallas_sim.findings import Owner
 from pallas_sim.machine import Machine, Thread
