@@ -369,14 +369,15 @@ class _Analysis:
 
     def _shown(self, group: SyncGroup, first: int = 0) -> SyncGroup:
         """Return a needed group with a run that shows it, if there is one."""
-        if group.findings and all(finding.kind == "entry" for finding in group.findings):
-            return group  # no run shows it: memory that is not there yet is written when it is
+        # Memory that is not there yet is written when it is, and engines see what threads wrote.
+        kinds = {finding.kind for finding in group.findings}
+        if kinds == {"entry"} or all(site.what == "fence" for site in group.sites):
+            return group
         for seed in range(first, _SEEDS if self.schedules else first):
             if self._differs(self.run(group.sites, seed)):
                 return replace(group, seed=seed)
-        if not self.schedules or self.chip.platform != "tpu":
-            return group
-        return replace(group, witness=self._explore(group).witness)
+        result = self._explore(group) if self.schedules else None
+        return group if result is None else replace(group, witness=result.witness)
 
     def _explored(self, group: SyncGroup, made: _SyncRun) -> SyncGroup:
         """Return a group without which nothing goes wrong in a run; are there other orders?"""
@@ -385,25 +386,26 @@ class _Analysis:
         if not made.machine.choices.matter:
             return group
         open_ = replace(group, status="open", reasons=("orders",))
-        if not self.schedules or self.chip.platform != "tpu":
+        result = self._explore(group) if self.schedules else None
+        if result is None or result.verdict == "open":
             return open_
-        result = self._explore(group)
         if result.verdict == "proved":
             return group
-        if result.verdict == "open":
-            return open_
         error = "" if result.error is None else first_line(result.error)
         facts: dict[str, Any] = {"findings": result.findings, "witness": result.witness}
         return replace(group, status="needed", error=error, **facts)
 
-    def _explore(self, group: SyncGroup) -> Exploration:
-        """Run the call without a group in other orders."""
+    def _explore(self, group: SyncGroup) -> Exploration | None:
+        """Run the call without a group in other orders; None if that ends it in another way."""
 
         def new() -> tuple[Machine, Callable[[], Any]]:
             machine = self.machine(group.sites)
             return machine, lambda: self.call.run(machine, jit=True)
 
-        result = explore_runs(new, self.schedules)
+        try:
+            result = explore_runs(new, self.schedules)
+        except Exception:  # of code that gets what nothing has written
+            return None
         self.runs += result.runs
         return result
 

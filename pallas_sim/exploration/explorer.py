@@ -352,7 +352,7 @@ class Explorer(Choices):
         self._woken += 1
         pollers = [task for task, semaphores in self._pollers if task in semaphores[0].waiting]
         self._pollers.clear()
-        if not pollers or self._woken > _POLLS:
+        if not pollers or self._woken > POLLS:
             return False
         for task in pollers:
             self.machine.scheduler.wake(task)
@@ -806,7 +806,7 @@ _OTHER_RUN = (
 )
 
 #: How often threads that poll look again although nothing has happened: loops that end by counting.
-_POLLS = 64
+POLLS = 64
 
 
 def _polls(thread: Any, semaphore: Semaphore, line: str) -> Any:

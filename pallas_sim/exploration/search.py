@@ -361,7 +361,7 @@ class _Runs:
 
     def unless_left(self, orders: Search) -> Exploration:
         """Return the result of runs none of which is wrong."""
-        if not orders.left:
+        if not orders.left and self.classes:
             return self.exploration("proved")
         left = orders.known
         stopped = (

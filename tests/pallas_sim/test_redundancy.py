@@ -276,7 +276,6 @@ class TestTpu:
         assert "race" in {finding.kind for finding in wrong.findings}
         assert not np.array_equal(right.values, wrong.values, equal_nan=True)
 
-
     def test_a_schedule_repeats_what_no_seed_shows(self, monkeypatch):
         monkeypatch.setattr(redundancy, "_SEEDS", 0)
         function, array = shifts(3)

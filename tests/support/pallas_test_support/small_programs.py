@@ -158,8 +158,8 @@ def outcomes(
 @contextlib.contextmanager
 def few_polls() -> Any:
     """Let a loop that looks give up soon: by brute force each of its rounds is a choice."""
-    before, explorers._POLLS = explorers._POLLS, 1
+    before, explorers.POLLS = explorers.POLLS, 1
     try:
         yield
     finally:
-        explorers._POLLS = before
+        explorers.POLLS = before

@@ -42,5 +42,5 @@ def test_the_same_call_under_others():
     assert changed.settings == dataclasses.replace(OTHERS, devices=4)
     assert changed.fill == Fill("zero")
     assert made.settings.devices == 2
-    with pytest.raises(TypeError, match="schedules"):
-        made.with_settings(schedules=1)
+    with pytest.raises(TypeError, match="orders"):
+        made.with_settings(orders=1)

@@ -86,7 +86,7 @@ def spec_of(steps: int, **inputs) -> KernelSpec:
     )
 
 
-def examples_that_ran(spec: KernelSpec, monkeypatch, **rest) -> int:
+def examples_that_ran(spec: KernelSpec, monkeypatch, checks="forward", **rest) -> int:
     from pytest_pallas.run import drawn
 
     calls = []
@@ -97,7 +97,7 @@ def examples_that_ran(spec: KernelSpec, monkeypatch, **rest) -> int:
         return ask(*args, **keywords)
 
     monkeypatch.setattr(drawn, "run_example", counted)
-    pytest_pallas.check(spec, backend="tpu-sim", checks="forward", **rest)
+    pytest_pallas.check(spec, backend="tpu-sim", checks=checks, **rest)
     return len(calls)
 
 
@@ -108,3 +108,16 @@ def test_a_check_counts_the_equations_of_its_runs(monkeypatch):
     assert cheap == 32 + 3  # with variants
     assert expensive == 11
     assert fixed == 12
+
+
+def test_no_more_examples_run_if_the_check_applies_to_none(monkeypatch):
+    """Without a kernel there are no blocks, whatever is drawn."""
+    inputs = pst.arrays("m n", dtype="float32", around=8)
+    spec = KernelSpec(
+        name="none",
+        kernel={"tpu": lambda x: x + 1},
+        reference=lambda x: x + 1,
+        inputs=inputs,
+        differentiable=(0,),
+    )
+    assert examples_that_ran(spec, monkeypatch, checks="grid") == 8

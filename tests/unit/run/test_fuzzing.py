@@ -291,3 +291,17 @@ def test_calls_without_a_recipe_are_told_apart():
 def test_examples_without_a_recipe_are_chosen_too():
     choice = examples.choose(st.tuples(st.integers(0, 3)), seed=0, examples=2)
     assert len(choice) == 2
+
+
+def test_three_of_four_examples_of_a_time_limit_have_a_shape_of_their_own():
+    """On simulators; elsewhere a new shape is compiled, so most examples are variants."""
+    for varies in (False, True):
+        shapes = list[tuple[int, int]]()
+        what = fuzzing.Fuzz(
+            run=lambda call, shapes=shapes: shapes.append((call.recipe["m"], call.recipe["n"])),
+            source=examples.ExampleSource(pst.arrays("m n", dtype="float32", around=32)),
+            key="unit",
+        )
+        fuzzing.fuzz_until(what, seed=0, until=math.inf, varies=varies)
+        assert len(shapes) > len(set(shapes))
+        assert (4 * len(set(shapes)) >= 3 * len(shapes)) is not varies

@@ -97,6 +97,14 @@ def test_rounds_survive_json():
     assert merged(rounds_from_json(plain, builder(), forward)).result == merged(ROUNDS).result
 
 
+def test_the_reasons_of_growth_survive_json():
+    reasons = {(Point("branch", "k.py:3", "body"), "true"): "m is at most 40 (max_dim=)"}
+    rounds = [RoundOutcome(0, [example("a")], why=reasons), fuzzed(1, "b")]
+    read = rounds_from_json(result(rounds), builder(), forward)
+    (one,) = merged(read).result.coverage
+    assert one.why == {"true": "m is at most 40 (max_dim=)"}
+
+
 def test_only_rounds_before_the_first_gap_count():
     assert merged([ROUNDS[0], ROUNDS[2], ROUNDS[3]]).count == 1
     assert merged([ROUNDS[3]]).count == 0
