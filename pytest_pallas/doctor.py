@@ -50,6 +50,7 @@ EXTRAS: Mapping[str, str] = {
     "fleet": "distributed",
     "redis": "redis",
     "jaxtyping": "jaxtyping",
+    "mcp": "mcp",
 }
 
 #: Environment variables that change what JAX and the compilers do.

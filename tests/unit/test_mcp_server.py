@@ -58,7 +58,7 @@ def leave():
 
 SPEC = """
 from pytest_pallas import KernelSpec, strategies as pst
-from kernels import double
+from served_kernels import double
 
 SPEC = KernelSpec(
     name="double", kernel=double, reference=lambda x: 2 * x, inputs=pst.arrays("m n"),
@@ -70,10 +70,10 @@ SPEC = KernelSpec(
 @pytest.fixture(scope="module")
 def project(tmp_path_factory):
     folder = tmp_path_factory.mktemp("project")
-    (folder / "kernels.py").write_text(KERNELS)
+    (folder / "served_kernels.py").write_text(KERNELS)
     (folder / "double_spec.py").write_text(SPEC)
     (folder / "copied_spec.py").write_text(SPEC.replace("double", "copied").replace("2 * x", "x"))
-    (folder / "reference.py").write_text("def double(x):\n    return 2 * x\n")
+    (folder / "served_reference.py").write_text("def double(x):\n    return 2 * x\n")
     (folder / "pytest.ini").write_text("[pytest]\n")
     return folder
 
@@ -92,7 +92,7 @@ def ask(name, arguments, target=None):
 
 
 def simulate(project, function, **rest):
-    return ask("simulate", {"kernel": f"{project}/kernels.py:{function}", **rest})
+    return ask("simulate", {"kernel": f"{project}/served_kernels.py:{function}", **rest})
 
 
 def check(folder, **rest):
@@ -129,7 +129,7 @@ def test_a_failure_is_enough_to_mend_the_kernel(project):
     assert (answer["status"], answer["exit_status"], error) == ("passed", 0, False)
     assert answer["result"]["counts"]["passed"] == 1
 
-    file = project / "kernels.py"
+    file = project / "served_kernels.py"
     file.write_text(KERNELS.replace("2 * x_ref", "3 * x_ref"))
     try:
         answer, error = check(project)
@@ -157,7 +157,11 @@ def test_one_call_is_simulated_and_analyzed(project):
     answer, error = simulate(project, "double", inputs="int32[2] = [1, 2]")
     assert (answer["status"], error) == ("passed", False)
     assert answer["result"]["outputs"][0]["values"] == [2, 4]
-    arguments = {"folder": str(project), "kernel": "kernels:double", "inputs": "float32[8, 128]"}
+    arguments = {
+        "folder": str(project),
+        "kernel": "served_kernels:double",
+        "inputs": "float32[8, 128]",
+    }
     answer, error = ask("analyze", arguments)
     assert (answer["status"], error) == ("passed", False)
     assert answer["result"]["kernels"][0]["kernel"] == "body"
@@ -165,8 +169,8 @@ def test_one_call_is_simulated_and_analyzed(project):
 
 def test_a_candidate_is_judged(project):
     arguments = {
-        "candidate": f"{project}/kernels.py:double",
-        "reference": f"{project}/reference.py:double",
+        "kernel": f"{project}/served_kernels.py:double",
+        "reference": f"{project}/served_reference.py:double",
         "inputs": "m n",
         "target": "tpu-sim:v6e",
     }
@@ -242,7 +246,9 @@ def test_a_call_that_is_not_wanted_any_more_ends(project):
     stopping = threading.Event()
     threading.Timer(1, stopping.set).start()
     start = time.monotonic()
-    _, error = call_tool(TOOL["simulate"], {"kernel": f"{project}/kernels.py:hang"}, stopping)
+    _, error = call_tool(
+        TOOL["simulate"], {"kernel": f"{project}/served_kernels.py:hang"}, stopping
+    )
     assert error
     assert time.monotonic() - start < 30
 
@@ -266,8 +272,8 @@ def test_over_stdio_the_server_outlives_a_crash(project):
 
     async def call():
         async with Client(parameters) as client:
-            crashed = await client.call_tool("simulate", {"kernel": "kernels.py:crash"})
-            arguments = {"kernel": "kernels.py:double", "inputs": "int32[1] = [4]"}
+            crashed = await client.call_tool("simulate", {"kernel": "served_kernels.py:crash"})
+            arguments = {"kernel": "served_kernels.py:double", "inputs": "int32[1] = [4]"}
             return crashed, await client.call_tool("simulate", arguments)
 
     crashed, right = anyio.run(call)

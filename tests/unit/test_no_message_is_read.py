@@ -61,6 +61,7 @@ OUTSIDE: dict[tuple[str, str], str] = {
     ("checks/export.py", "_exported"): "JAX names another platform in its message",
     ("compat/testing.py", "worker_count"): "what pytest-xdist takes as --tx",
     ("pallas_sim/compat/jaxprs.py", "name_of_space"): "the repr of a memory space of JAX",
+    ("pallas_sim/exploration/witness.py", "digest_of"): "JAX has the equations of a jaxpr as text",
     ("pallas_sim/compat/source.py", "home_of"): "JAX has the place of a function as text",
     ("pallas_sim/chips.py", "itemsize"): "the name of a dtype",
     ("doctor.py", "_trial"): "the lines of an error, each indented",

@@ -225,7 +225,7 @@ def run(program: SmallProgram, machine: Machine) -> str:
         for number, arrivals in enumerate(program.arrivals)
     ]
     for barrier in barriers:
-        machine.choices.name(barrier, barrier.place)
+        machine.choices.name(barrier, barrier.location)
     waiting = WaitingPrograms(machine)
     machine.scheduler.idle.append(waiting.look_again)
     memories = [SharedArray(np.zeros(1, np.int32)) for _ in range(VARIABLES)]
