@@ -151,6 +151,8 @@ class Session:
     mutant: Any = None
     #: The last call of the running test, for ``--pallas-trace`` only.
     ran: LastRun | None = None
+    #: The order of a failure that a script repeats: see ``RunSettings.saved_witness``.
+    saved_witness: str = ""
     #: The state that each kernel left changed, and a failed test has told: see ``isolate.leaks``.
     leaked: dict[str, set[str]] = field(default_factory=dict[str, set[str]])
     #: State that was left changed before a check, and could not be undone (``isolate.leaks``).
@@ -341,7 +343,8 @@ class Session:
             arithmetic=self.arithmetic(options, backend),
             read_fences=options.read_fences,
             schedules=options.schedules,
-            witness=options.witness or ("" if replayed is None else replayed.example.witness),
+            witness=options.witness,
+            saved_witness=self.saved_witness if replayed is None else replayed.example.witness,
             dump=dump and str(dump / re.sub(r"[^\w.-]+", "-", test).strip("-")),
             **rest,
         )

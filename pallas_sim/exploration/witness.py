@@ -94,6 +94,10 @@ class Witness:
             choices += [*[0] * skipped, choice]
         return cls(program, target, tuple(choices), memory=bool(memory))
 
+    def is_of(self, jaxpr: Any, target: str) -> bool:
+        """Return whether it is an order of a traced call on a chip."""
+        return (self.version, self.program, self.target) == (VERSION, digest_of(jaxpr), target)
+
     def require(self, program: str, target: str) -> None:
         """Reject a call that it is not a schedule of.
 

@@ -205,6 +205,8 @@ class RunSettings:
         ``pallas_sim.simulate``.
       schedules: the most runs of the call in different orders, for the sanitizers of schedules.
       witness: the order in which they run the call in place of all others; "" for none.
+      saved_witness: likewise, of a failure that is repeated. It counts for the call in which it was
+        found: who mends a kernel has another, which runs as without it.
     """
 
     devices: int = 1
@@ -219,6 +221,7 @@ class RunSettings:
     read_fences: str = ""
     schedules: int = 1
     witness: str = ""
+    saved_witness: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -177,6 +177,13 @@ class Simulator:
         self._explored.add(key, exploration, 0)
         return exploration
 
+    def repeats(self, call: Call, witness: str) -> bool:
+        """Return whether a call is still the one that an order was found in."""
+        from pallas_sim import Witness
+
+        jaxpr = _program(self, call).jaxpr if call.settings.jit else None
+        return jaxpr is not None and Witness.parse(witness).is_of(jaxpr, chip_of(self).name)
+
     def _judged(self, outcome: Outcome, call: Call) -> Outcome:
         """Return the outcome of a finished run; findings that the call checks become its error.
 

@@ -254,6 +254,16 @@ def count_run(context: CheckContext, outcome: Outcome) -> None:
     context.coverage.append(outcome.coverage)
 
 
+def witness_of_call(context: CheckContext) -> str:
+    """Return the order that the call is to run in, as ``Schedule.witness``; "" for none."""
+    settings = context.settings
+    if settings.witness or not settings.saved_witness:
+        return settings.witness
+    repeats: Callable[[Call, str], bool] = getattr(context.backend, "repeats", lambda *_: False)
+    called = call(context, context.kernel, context.arguments.args)
+    return settings.saved_witness if repeats(called, settings.saved_witness) else ""
+
+
 def raise_error(context: CheckContext, outcome: Outcome, schedule: Schedule) -> None:
     """Raise the error of a run under a schedule, if it has one; the errors are those of ``run``."""
     if outcome.error is None:

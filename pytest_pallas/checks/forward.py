@@ -14,6 +14,7 @@ from pytest_pallas.checks.context import (
     expect,
     judge,
     run,
+    witness_of_call,
 )
 from pytest_pallas.judge.references import flatten
 
@@ -32,7 +33,7 @@ def program(context: CheckContext) -> Program:
 )
 def forward(context: CheckContext) -> CheckResult:
     """Run the kernel once; return the comparison of every output with the oracle."""
-    schedule = Schedule(witness=context.settings.witness)
+    schedule = Schedule(witness=witness_of_call(context))
     outcome = run(context, context.kernel, context.arguments.args, shards=True, schedule=schedule)
     expected = expect(context)
     comparisons = judge(context, outcome.values, expected, exact=exactly(context))

@@ -27,6 +27,7 @@ from pytest_pallas.checks.context import (
     orders_of_call,
     raise_error,
     under,
+    witness_of_call,
     worst_failed,
 )
 from pytest_pallas.checks.metamorphic import identical
@@ -110,11 +111,12 @@ def under_schedules(context: CheckContext) -> Iterator[tuple[Schedule, Outcome]]
         raise_error(context, first, default)
     kernels: Sequence[Any] = first.kernels
     asynchronous = any(kernel.asynchronous for kernel in kernels)
-    explores = asynchronous and not context.settings.witness
+    witness = witness_of_call(context)
+    explores = asynchronous and not witness
     exploration = _explored(context, first) if explores else None
     yield default, first
     raise_error(context, first, default)
-    others = schedules(context, kernels)
+    others = [Schedule(witness=witness)] if witness else schedules(context, kernels)
     if not others and not asynchronous:
         raise NotApplicableError(SEQUENTIAL)
     failed: tuple[Outcome, Schedule] | None = None
@@ -143,9 +145,7 @@ def _reordered(
     confirmed = True
     # Orders that differ in rounding only are not explored.
     rounds = exploration is not None and any(r.kind == "sum" for r in exploration.reasons)
-    if context.settings.witness:
-        others = [Schedule(witness=context.settings.witness)]
-    elif exploration is not None and exploration.verdict == "wrong":
+    if exploration is not None and exploration.verdict == "wrong":
         confirmed = exploration.confirmed
         if exploration.witness is None:
             error = RaceError.of(*exploration.findings)

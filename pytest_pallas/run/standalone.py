@@ -87,7 +87,7 @@ def check(
       schedules: the most runs of the kernel in other orders of its threads and copies, on a
         simulator; by default 20. 1: none.
       witness: the order in which ``forward``, ``races``, ``dma``, ``deadlock`` and ``schedule`` run
-        the kernel, as a failure names it.
+        the kernel, as a failure names it. A kernel that was changed since runs as without it.
       reference: the same function in jnp, called ``reference(*args, **options)``. A function needs
         it, except on a compiling backend.
       exact: whether small integers held in floats must give a bitwise equal output, or the largest
@@ -130,14 +130,14 @@ def check(
     own = tuple(one for one in listed(keywords.get("checks", ())) if isinstance(one, Check))
     peers = _names_of_peers(kernel, keywords)
     settings: dict[str, Any] = {"seed": seed, "timeout": timeout, "sanitize": sanitize}
-    of_simulators = {"arithmetic": arithmetic, "read_fences": read_fences, "witness": witness}
+    of_simulators = {"arithmetic": arithmetic, "read_fences": read_fences}
     settings |= {name: value for name, value in of_simulators.items() if value}
     if schedules is not None:
         settings["schedules"] = schedules
     if max_examples is not None:
         settings["max_examples"] = max_examples
     run = _run_options(settings, count, (*peers, backend))
-    session = _Session(options=run, harness=Harness(checks=lambda: own))
+    session = _Session(options=run, harness=Harness(checks=lambda: own), saved_witness=witness)
     try:
         chosen = _backend(session, kernel, backend, peers)
         if arithmetic and chosen.kind == "simulating":

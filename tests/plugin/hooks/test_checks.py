@@ -184,4 +184,4 @@ def test_an_unknown_sanitizer(project):
     project.write(conftest=SANITIZER)
     result = project.run("--pallas-sanitize=nope")
     assert result.ret == pytest.ExitCode.USAGE_ERROR
-    assert "device, heat, rare" in result.stderr.str()
+    assert "device, synchronization, heat, rare" in result.stderr.str()

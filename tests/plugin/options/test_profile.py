@@ -83,17 +83,17 @@ def test_the_profile_sets_the_number_of_examples(suite, words, examples):
 
 
 @pytest.mark.parametrize(
-    ("words", "examples"),
+    ("words", "shapes", "variants"),
     [
-        (("--pallas-profile=quick",), 16),
-        (("--pallas-profile=quick", "--pallas-max-examples=3"), 3),
-        ((), 32),
+        (("--pallas-profile=quick",), 16, 5),
+        (("--pallas-profile=quick", "--pallas-max-examples=3"), 3, 0),
+        ((), 32, 4),
     ],
     ids=["quick", "overruled", "ci"],
 )
-def test_more_shapes_are_drawn_where_a_new_one_is_cheap(suite, words, examples):
+def test_more_shapes_are_drawn_where_a_new_one_is_cheap(suite, words, shapes, variants):
     (record,) = suite.records(*RUN, "--pallas-backend=tpu-sim", *words)
-    assert (record["examples"], len(record["signatures"])) == (examples, examples)
+    assert (len(record["signatures"]), record["examples"]) == (shapes, shapes + variants)
 
 
 def test_of_several_devices_half_as_many_are_drawn(project):
@@ -103,5 +103,5 @@ def test_of_several_devices_half_as_many_are_drawn(project):
         f"inputs=lambda mesh: {inputs}"
     )
     records = project.records(*RUN, "--pallas-backend=tpu-sim", "--pallas-profile=quick")
-    drawn = {record["mesh"]["x"]: record["examples"] for record in records}
+    drawn = {record["mesh"]["x"]: len(record["signatures"]) for record in records}
     assert drawn == {1: 16, 2: 8}
