@@ -502,9 +502,9 @@ class _Phases:
             return self.steps.get(("end", barrier, phase + 1), 0)
         # The phase ends after all of its arrivals, so after all that these come after.
         passes = self.steps.get(("pass", barrier, phase - 1), 0)
-        arrivals, at = self.steps.get(("arrive", barrier, phase), 0), 0
-        while passes and arrivals >> at:
-            if arrivals >> at & 1:
-                passes &= ~past[at]
-            at += 1
+        arrivals = self.steps.get(("arrive", barrier, phase), 0)
+        while passes and arrivals:
+            last = arrivals.bit_length() - 1
+            passes &= ~past[last]
+            arrivals ^= 1 << last
         return passes
