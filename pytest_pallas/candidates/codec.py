@@ -360,7 +360,8 @@ class _Writer:
             name = programs.name_of_primitive(primitive)
             if name is None or primitive.name in _REASONS:
                 why = _REASONS.get(primitive.name, "it is not among those that may cross")
-                _refuse(f"the primitive {primitive.name} cannot cross: {why}", primitive.name)
+                shown = primitive.name.removesuffix("_p")  # JAX 0.11 has inline_mgpu_p
+                _refuse(f"the primitive {shown} cannot cross: {why}", shown)
             operands = [atom(operand) for operand in eqn.invars]
             written = {
                 key: self.node(

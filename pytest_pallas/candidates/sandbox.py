@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import dataclasses
 import json
@@ -267,11 +268,18 @@ _WARM = _WarmSandbox()
 def warm_sandbox() -> Sandbox:
     """Return the sandbox of this thread, which is kept: its start takes longer than a candidate.
 
-    Its process ends with this one, whose end of the socket it waits for.
+    Its process ends with this one, whose end of the socket it waits for if this one is killed.
     """
     if _WARM.sandbox is None or _WARM.pid != os.getpid():
         _WARM.pid, _WARM.sandbox = os.getpid(), Sandbox()
+        atexit.register(_close_own, _WARM.sandbox, _WARM.pid)
     return _WARM.sandbox
+
+
+def _close_own(sandbox: Sandbox, pid: int) -> None:
+    """Close a sandbox in the process that started it, and in none that was forked."""
+    if os.getpid() == pid:
+        sandbox.close()
 
 
 class _Watch:
