@@ -315,6 +315,8 @@ def run_command(payload: bytes) -> bytes:
     """Run a command of ``TOOLS`` in this process, and return its exit status and its JSON."""
     job = json.loads(payload)
     os.chdir(job["folder"])
+    # Bytecode of a file that is edited within the second would count as that of the new text.
+    sys.dont_write_bytecode = True
     sys.path.insert(0, job["folder"])  # as `python -m` does
     with tempfile.TemporaryDirectory() as scratch:
         file = Path(scratch) / "result.json"

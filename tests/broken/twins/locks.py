@@ -333,7 +333,15 @@ def in_turns(x: jax.Array, *, wrong: str = "") -> jax.Array:
             pl.semaphore_wait(turns, block, decrement=False)
             start = block
         part = x_gmem[pl.ds(block * 8, 8)]
-        o_gmem[...] = jnp.where(start == 0, part, part + o_gmem[...])
+
+        @pl.when(start == 0)
+        def _() -> None:
+            o_gmem[...] = part
+
+        @pl.when(start != 0)
+        def _() -> None:
+            o_gmem[...] += part
+
         pl.semaphore_signal(turns)
 
     return plgpu.kernel(
