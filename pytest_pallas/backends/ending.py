@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import signal
 import sysconfig
 import threading
 import time
+import weakref
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from types import FrameType
@@ -36,6 +38,21 @@ def _line(frame: FrameType | None) -> str:
             return str(SourceLine(file, frame.f_lineno))
         frame = frame.f_back
     return ""
+
+
+#: Seconds until the next attempt where an exception would be lost, and for how long it waits.
+_SOON, _WAITS = 0.005, 1.0
+
+
+def _loses_exceptions(frame: FrameType | None) -> bool:
+    """Return whether Python ignores what is raised here: in finalizers and callbacks of the gc."""
+    callbacks = {getattr(callback, "__code__", None) for callback in gc.callbacks}
+    while frame is not None:
+        code = frame.f_code
+        if code in callbacks or code.co_name == "__del__" or code.co_filename == weakref.__file__:
+            return True
+        frame = frame.f_back
+    return False
 
 
 def limit_of(timeout: float) -> float:
@@ -152,6 +169,9 @@ def _alarmed(
             rest = max(seconds - (time.monotonic() - started), 0.001)
             signal.setitimer(signal.ITIMER_REAL, rest, _AGAIN)
             waiting()
+            return
+        if time.monotonic() - started < seconds + _WAITS and _loses_exceptions(frame):
+            signal.setitimer(signal.ITIMER_REAL, _SOON, _AGAIN)
             return
         raise late(_line(frame))
 

@@ -18,11 +18,17 @@ from pytest_pallas.backends.registry import REPLACED, with_target
 from pytest_pallas.backends.tracing import kernels_of
 from pytest_pallas.draw.arguments import Arguments, on_meshes
 from pytest_pallas.draw.arrays import draw_once
-from pytest_pallas.draw.dims import around, probing
+from pytest_pallas.draw.dims import STEP, around, probing
 from pytest_pallas.draw.meshes import MeshAxes, fixed_sizes, is_drawn
 from pytest_pallas.draw.signatures import inputs_on_meshes
 from pytest_pallas.errors import TooFewDevicesError
-from pytest_pallas.grid.kernel_calls import KernelCall, buffers_of, is_for_gpus, tiles_of
+from pytest_pallas.grid.kernel_calls import (
+    KernelCall,
+    buffers_of,
+    equations_inside,
+    is_for_gpus,
+    tiles_of,
+)
 from pytest_pallas.session import Session, SpecFacts
 from pytest_pallas.spec import ExpectedFailure, KernelSpec
 
@@ -434,7 +440,7 @@ def learned(
         if declared is None or not declared.tiles:
             return {}, 0, ""
     blocks: dict[str, set[int]] = {}
-    depth = 0
+    depth = equations = 0
     platforms = tuple(spec.kernel) if isinstance(spec.kernel, Mapping) else ("tpu",)
     for platform in platforms:
         kernel = spec.kernel_for(platform)
@@ -444,8 +450,9 @@ def learned(
             blocks.setdefault(name, set()).update(tiles)
         sizes = () if mesh is None else tuple(mesh.shape.values())
         depth = max([depth, *(buffers_of(kernel, sizes) for kernel in kernels)])
+        equations += _count_equations(kernels)
     sorted_blocks = {name: tuple(sorted(tiles)) for name, tiles in blocks.items()}
-    long = "" if mesh is not None else _long_dim(spec, strategy, sorted_blocks)
+    long = "" if mesh is not None else _long_dim(spec, strategy, sorted_blocks, equations)
     return sorted_blocks, depth, long
 
 
@@ -453,23 +460,52 @@ def learned(
 _FEW_PROGRAMS = 80
 
 
-def _long_dim(spec: KernelSpec, strategy: Any, tiles: Mapping[str, tuple[int, ...]]) -> str:
-    """Return the last dim that is cheap to draw longer than 16 bits count; "" if there is none."""
+#: And so many equations at most, as estimated: a Python loop over an axis makes some for each round.
+_FEW_EQUATIONS = 4000
+
+
+def _long_dim(
+    spec: KernelSpec, strategy: Any, tiles: Mapping[str, tuple[int, ...]], probed: int
+) -> str:
+    """Return the last dim that is cheap to draw longer than 16 bits count; "" if there is none.
+
+    Args:
+      spec: what is drawn for.
+      strategy: its inputs.
+      tiles: by dim.
+      probed: how many equations the kernels have with large sizes.
+    """
+    around_tiles = around(strategy, tiles)
+    try:
+        usual = sum(map(_count_equations, _traces(spec, draw_once(around_tiles))))
+    except Exception:  # an error of the strategy or the kernel
+        return ""
+    if (probed - usual) * 2**16 > _FEW_EQUATIONS * STEP:
+        return ""
     declared = draw_once(strategy).declared
     for name in list(declared.kinds if declared is not None else ())[: -_LONG_DIMS - 1 : -1]:
         try:
             drawn = draw_once(around(strategy, tiles, name, stretches=True))
             if drawn.recipe.get(name, 0) <= 2**16:
                 continue
-            traces = [
-                _traced(call_of(spec.kernel_for(platform), drawn, SECONDS), platform) or ()
-                for platform in (spec.kernel if isinstance(spec.kernel, Mapping) else ("tpu",))
-            ]
+            traces = _traces(spec, drawn)
         except Exception:  # an error of the strategy or the kernel with such sizes
             continue
         if all(traces) and all(_is_cheap(kernel) for kernels in traces for kernel in kernels):
             return name
     return ""
+
+
+def _traces(spec: KernelSpec, drawn: Arguments) -> list[Sequence[KernelCall]]:
+    """Return the kernels of a spec for some inputs, by platform."""
+    return [
+        _traced(call_of(spec.kernel_for(platform), drawn, SECONDS), platform) or ()
+        for platform in (spec.kernel if isinstance(spec.kernel, Mapping) else ("tpu",))
+    ]
+
+
+def _count_equations(kernels: Sequence[KernelCall]) -> int:
+    return sum(1 for kernel in kernels for _ in equations_inside(kernel.eqn))
 
 
 #: So many dims are tried.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import signal
 import sys
 import time
@@ -49,6 +50,43 @@ def test_code_that_catches_the_limit_is_ended_again(monkeypatch):
     with pytest.raises(SimulationLimitError):
         stubborn()
     assert len(caught) == 2
+
+
+def _busy(seconds):
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        pass
+
+
+class _SlowToDelete:
+    def __del__(self):
+        _busy(0.2)
+
+
+def _finalized():
+    _SlowToDelete()
+
+
+def _collected():
+    def slow(phase, _):
+        if phase == "start":
+            _busy(0.2)
+
+    gc.callbacks.append(slow)
+    try:
+        gc.collect()
+    finally:
+        gc.callbacks.remove(slow)
+
+
+@pytest.mark.parametrize("begins", [_finalized, _collected])
+def test_the_limit_waits_where_an_exception_would_be_lost(begins, monkeypatch):
+    lost = []
+    monkeypatch.setattr(sys, "unraisablehook", lost.append)
+    with pytest.raises(SimulationLimitError), ending(0.05):
+        begins()
+        time.sleep(1000)
+    assert lost == []
 
 
 def test_the_limit_of_a_whole_step_passes_through_those_of_its_calls():

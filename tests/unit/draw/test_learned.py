@@ -138,6 +138,20 @@ class TestLongAxes:
         assert self.long(lambda x: pl.pallas_call(double, x)(x)) == "n"
         assert self.long(lambda x: pl.pallas_call(rows, x)(x)) == ""
 
+    def test_a_python_loop_over_the_rows_is_not_unrolled_thousands_of_times(self):
+        traced = []
+
+        def unrolled(x):
+            def body(x_ref, o_ref):
+                for start in range(0, x.shape[0], 8):
+                    o_ref[start : start + 8] = x_ref[start : start + 8]
+
+            traced.append(x.shape[0])
+            return pl.pallas_call(body, jax.ShapeDtypeStruct(x.shape, x.dtype))(x)
+
+        assert self.long(unrolled, pst.arrays("m 8", dtype="float32")) == ""
+        assert max(traced) == STEP
+
     def test_an_index_of_16_bits_dies(self):
         def double(x, out):
             first = pl.program_id(0).astype(jnp.int16) * jnp.int16(2048)
