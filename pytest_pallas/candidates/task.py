@@ -69,8 +69,8 @@ class TaskInputs:
     """How the calls of a task are drawn.
 
     Attributes:
-      inputs: shapes such as ``"m k, k n"``, a strategy of hypothesis, or a sequence of arrays and
-        ``jax.ShapeDtypeStruct``.
+      inputs: shapes such as ``"m k, k n"``, a strategy of hypothesis, a sequence of arrays and
+        ``jax.ShapeDtypeStruct``, or one of ``Arguments``, of which the first is the given call.
       dtypes: one for all arrays, or one for each.
       sizes: sizes of the given call, by name.
       options: keyword arguments of every call.
@@ -125,6 +125,9 @@ def _calls(inputs: TaskInputs, seed: int) -> Iterator[DrawnCall]:
         drawn = choose(given, seed=seed, examples=GIVEN + inputs.hidden)
         for number, (name, value) in enumerate(drawn.items()):
             yield _call(as_arguments(value), inputs, name, hidden=number >= GIVEN)
+    elif isinstance(given, Sequence) and any(isinstance(one, Arguments) for one in given):
+        for number, one in enumerate(given):
+            yield _call(as_arguments(one), inputs, f"call {number}", hidden=number > 0)
     elif isinstance(given, Sequence):
         yield from _of_arrays(inputs, given, seed)
     else:

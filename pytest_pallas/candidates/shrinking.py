@@ -1,0 +1,373 @@
+"""Smaller sizes for tasks of a suite that are meant for a chip: which can be judged here.
+
+What counts is that a right kernel stays right. Sizes are halved, in this order, until simulating
+takes seconds:
+
+1. sizes along which the first half of the answer depends on the first half of the inputs only
+   (batch, heads, rows): what is computed is then a part of the answer at the suite's own sizes;
+2. other sizes (such as one that a product contracts), which make it a smaller task of its kind.
+
+Of a size that the candidate cuts into blocks, two blocks are kept, or if that is too much, one. A
+size is kept if the task or the candidate cannot be traced with a smaller one.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from pytest_pallas.candidates.codec import ProgramData
+from pytest_pallas.candidates.judge import CandidateSource
+from pytest_pallas.candidates.sandbox import Failed
+from pytest_pallas.candidates.suite_modules import (
+    Sizes,
+    SuiteCall,
+    SuiteSize,
+    Workload,
+    inputs_of,
+    shaped,
+    trace,
+)
+from pytest_pallas.candidates.work import largest_array, seconds_of
+from pytest_pallas.grid.kernel_calls import live_kernel_calls
+
+#: Seconds that one run of the candidate and one of the reference should take; those that they may
+#: take before fewer than two blocks are kept; and those that they may take at all.
+USUAL_SECONDS, TWO_BLOCKS_SECONDS, MOST_SECONDS = 2.0, 8.0, 20.0
+
+#: Seconds after which no other sizes are tried.
+SEARCH_SECONDS = 120.0
+
+#: Elements that an array of the task may have.
+MOST_ELEMENTS = 1 << 27
+
+#: Sizes that are tried for the question whether halves depend on halves, the smallest first.
+_TINY = (4, 16, 64, 256)
+
+#: A size is made smaller if a half of it costs at most so much of the whole.
+_CHEAPER = 0.95
+
+#: The largest difference, as a part of the mean, of answers that are the same but for rounding.
+_SAME = 2.0**-5
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShrunkTask:
+    """A task at sizes at which it can be judged.
+
+    Attributes:
+      call: the call.
+      reference: what the task computes in it.
+      part: whether what is computed is a part of the answer at the suite's own sizes.
+      sentence: why it cannot be judged; "" if it can.
+    """
+
+    call: SuiteCall
+    reference: ProgramData = field(repr=False)
+    part: bool = True
+    sentence: str = ""
+
+
+#: Sizes that are cut by the same factor, such as the heads of queries and those of keys.
+Together = tuple[SuiteSize, ...]
+
+
+@dataclass(frozen=True)
+class _Costs:
+    """What a run of task and candidate costs.
+
+    Attributes:
+      seconds: the time of one run of both.
+      elements: of the largest array.
+    """
+
+    seconds: float
+    elements: int
+
+    @classmethod
+    def of(cls, *programs: ProgramData) -> _Costs:
+        jaxprs = [program.jaxpr for program in programs]
+        return cls(sum(map(seconds_of, jaxprs)), max(map(largest_array, jaxprs)))
+
+    def times(self, factor: float) -> _Costs:
+        """Return so many times the costs."""
+        return _Costs(factor * self.seconds, math.ceil(factor * self.elements))
+
+    def excess(self, seconds: float) -> float:
+        """How many times more it is than may be."""
+        return max(self.seconds / seconds, self.elements / MOST_ELEMENTS)
+
+
+class Shrinking:
+    """The search for the sizes at which a candidate is judged.
+
+    Attributes:
+      workload: the task.
+      candidate: the source of the candidate.
+      full: the call of the suite.
+      reference: the task at its own sizes.
+      program: the candidate at these.
+    """
+
+    def __init__(
+        self,
+        workload: Workload,
+        candidate: CandidateSource,
+        full: SuiteCall,
+        reference: ProgramData,
+        program: ProgramData,
+    ) -> None:
+        self.workload, self.candidate = workload, candidate
+        self.full, self.reference, self.program = full, reference, program
+        self._begun = time.monotonic()
+
+    def found(self) -> ShrunkTask:
+        """Return the task at the sizes that were found, or with the sentence why there are none."""
+        whole = _Costs.of(self.reference, self.program)
+        task = ShrunkTask(call=self.full, reference=self.reference)
+        if whole.excess(USUAL_SECONDS) <= 1:
+            return task
+        singles = [(one,) for one in sorted(self.workload.followed, key=lambda one: -one.size)]
+        ratios = self._ratios(singles)
+        parts = list(self._parts([together[0] for together in ratios]))
+        ratios |= self._ratios([together for together in parts if together not in ratios])
+        task, costs, refused = task, whole, set[Together]()
+        while costs.excess(MOST_SECONDS) > 1:
+            able = {one: ratio for one, ratio in ratios.items() if one not in refused}
+            targets = self._targets(whole, able, frozenset(parts))
+            task, costs, kept = self._accepted(targets, frozenset(parts))
+            if not kept or self._late():
+                break
+            refused |= kept
+        if costs.excess(MOST_SECONDS) > 1:
+            sentence = (
+                f"too large for this machine: about {costs.seconds:.0f} s a run, with arrays of "
+                f"{costs.elements:,} elements"
+            )
+            if refused:
+                names = sorted(" and ".join(map(str, together)) for together in refused)
+                sentence += f"; it needs {', '.join(names)}"
+            return replace(task, sentence=sentence)
+        return task
+
+    def _late(self) -> bool:
+        return time.monotonic() - self._begun > SEARCH_SECONDS
+
+    def _ratios(self, several: Sequence[Together]) -> dict[Together, float]:
+        """Return by which factor the task costs less, for all sizes that can be halved."""
+        own = _Costs.of(self.reference)
+        ratios: dict[Together, float] = {}
+        changes = [_scaled(together, together[0].size // 2) for together in several]
+        for sizes, _, program in self._traced(changes):
+            costs = _Costs.of(program)
+            ratios[sizes] = min(
+                costs.seconds / own.seconds if own.seconds else 1.0,
+                costs.elements / own.elements if own.elements else 1.0,
+            )
+        return ratios
+
+    def _traced(
+        self, changes: Sequence[Sizes]
+    ) -> Iterator[tuple[Together, SuiteCall, ProgramData]]:
+        """Yield the changed sizes, the call and the task's program, of those that have one."""
+        calls = self.workload.calls(changes)
+        usable = [call for call in calls if isinstance(call, SuiteCall)]
+        for call, program in zip(usable, self.workload.programs(usable), strict=True):
+            if isinstance(program, ProgramData):
+                yield tuple(call.sizes), call, program
+
+    def _parts(self, sizes: Sequence[SuiteSize]) -> Iterator[Together]:
+        """Yield the sizes whose first half of the answer depends on first halves of inputs only.
+
+        Of the others, pairs that have this property together.
+        """
+        tiny: dict[SuiteSize, int] = {}
+        for one in sizes:
+            if self._late():
+                return
+            levels = dict.fromkeys(_halved(one.size, least) for least in _TINY if least < one.size)
+            accepted = [call for _, call, _ in self._traced([{**tiny, one: n} for n in levels])]
+            tiny[one] = accepted[0].sizes[one] if accepted else one.size
+        whole = next(self._traced([tiny]), None)
+        if whole is None:
+            return
+        inputs = _some_inputs(whole[1])
+        answer = _answers(whole[2], inputs)
+        found: set[SuiteSize] = set()
+        pairs = itertools.combinations(sizes, 2)
+        for together in (*((one,) for one in sizes), *pairs):
+            if self._late():
+                return
+            if found & set(together) or any(tiny[one] < 2 for one in together):
+                continue
+            halves = {**tiny, **{one: tiny[one] // 2 for one in together}}
+            half = next(self._traced([halves]), None)
+            if half is None:
+                continue
+            shapes = [shape for shape, _ in half[1].args]
+            cut = [_first(value, shape) for value, shape in zip(inputs, shapes, strict=True)]
+            if _are_parts(_answers(half[2], cut), answer):
+                found |= set(together)
+                yield together
+
+    def _targets(
+        self, whole: _Costs, ratios: Mapping[Together, float], parts: frozenset[Together]
+    ) -> dict[Together, int]:
+        """Return what sizes should become, in the order in which they are tried.
+
+        Of sizes that are cut together, it is what the first one becomes.
+        """
+        blocks = _blocks(self.program)
+        targets: dict[Together, int] = {}
+        costs = whole
+        taken = {one for together in parts for one in together}
+        parts &= frozenset(ratios)
+        others = frozenset(one for one in ratios if not taken & set(one))
+        steps = [
+            (parts, 2, USUAL_SECONDS),
+            *((parts, 1, TWO_BLOCKS_SECONDS), (others, 2, TWO_BLOCKS_SECONDS)),
+            *((others, 1, MOST_SECONDS), (parts, 0, MOST_SECONDS), (others, 0, MOST_SECONDS)),
+        ]
+        for group, count, seconds in steps:
+            while costs.excess(seconds) > 1:
+                smaller = {
+                    one: _below(targets.get(one, one[0].size), blocks.get(one[0].size, 1), count)
+                    for one in group
+                    if ratios[one] < _CHEAPER
+                }
+                smaller = {one: n for one, n in smaller.items() if n and _scaled(one, n)}
+                if not smaller:
+                    break
+                chosen = max(smaller, key=lambda one: smaller[one])
+                before, after = targets.get(chosen, chosen[0].size), smaller[chosen]
+                costs = costs.times(ratios[chosen] ** math.log2(before / after))
+                targets[chosen] = after
+        return targets
+
+    def _accepted(
+        self, targets: Mapping[Together, int], parts: frozenset[Together]
+    ) -> tuple[ShrunkTask, _Costs, set[Together]]:
+        """Take over the sizes that task and candidate accept, one after the other.
+
+        Returns:
+          The task, what it costs, and the sizes that were kept as they are.
+        """
+        task = ShrunkTask(call=self.full, reference=self.reference)
+        costs, kept = _Costs.of(self.reference, self.program), set(targets)
+        whole_blocks = _are_whole(self.program)
+        for together, least in targets.items():
+            if self._late():
+                break
+            levels = [least]
+            while levels[-1] * 2 < together[0].size:
+                levels.append(levels[-1] * 2)
+            changes = [{**task.call.sizes, **_scaled(together, level)} for level in levels]
+            tried = list(self._traced(changes))
+            cases = [call.case for _, call, _ in tried]
+            sandbox, target = self.workload.sandbox, self.workload.target
+            candidates = trace(self.candidate, "workload", cases, sandbox, target)
+            for (_, call, reference), program in zip(tried, candidates, strict=True):
+                if isinstance(program, Failed) or shaped(program) != shaped(reference):
+                    continue
+                if whole_blocks and not _are_whole(program):
+                    continue
+                part = task.part and together in parts
+                task = replace(task, call=call, reference=reference, part=part)
+                costs = _Costs.of(reference, program)
+                kept.discard(together)
+                break
+        return task, costs, kept
+
+
+def _scaled(together: Together, size: int) -> dict[SuiteSize, int]:
+    """Return what sizes become that are cut together; {} if they cannot be.
+
+    Args:
+      together: the sizes.
+      size: what the first becomes.
+    """
+    first = together[0].size
+    if any(one.size * size % first for one in together):
+        return {together[0]: size} if len(together) == 1 else {}
+    return {one: one.size * size // first for one in together}
+
+
+def _halved(size: int, least: int) -> int:
+    """Halve a size as often as it stays even and at least as large as ``least``."""
+    while size % 2 == 0 and size // 2 >= least:
+        size //= 2
+    return size
+
+
+def _below(size: int, block: int, count: int) -> int:
+    """Return about half of a size, in whole blocks and not less than so many; 0 if there is none.
+
+    Args:
+      size: the size.
+      block: of the candidate.
+      count: the least number of blocks; 0 to cut blocks, too.
+    """
+    block, count = (block, count) if count and block > 1 else (1, 1)
+    smaller = max(size // 2 // block, count) * block
+    return smaller if smaller < size else 0
+
+
+def _cut_axes(program: ProgramData) -> Iterator[tuple[int, int]]:
+    """Yield the size of each axis that a kernel cuts into blocks, with that of a block."""
+    for facts in (call.facts for call in live_kernel_calls(program.jaxpr)):
+        for block in () if facts is None else (*facts.inputs, *facts.outputs):
+            for size, (_, tile, _) in zip(block.shape, block.dims, strict=True):
+                if 1 < tile != size:
+                    yield size, tile
+
+
+def _blocks(program: ProgramData) -> dict[int, int]:
+    """Return the largest block of each size of an axis that is cut into whole blocks."""
+    largest: dict[int, int] = {}
+    for size, tile in _cut_axes(program):
+        if tile < size and size % tile == 0:
+            largest[size] = max(largest.get(size, 1), tile)
+    return largest
+
+
+def _are_whole(program: ProgramData) -> bool:
+    """Return whether blocks divide the axes of all kernels."""
+    return all(tile < size and size % tile == 0 for size, tile in _cut_axes(program))
+
+
+def _some_inputs(call: SuiteCall) -> tuple[Any, ...]:
+    """Return inputs of a call: floats are drawn, because halves of other sizes are made of them."""
+    rng = np.random.default_rng(0)
+    if all(np.dtype(dtype).kind in "fV" for _, dtype in call.args):
+        return tuple(rng.exponential(1.0, shape).astype(dtype) for shape, dtype in call.args)
+    return inputs_of(call)
+
+
+def _first(value: Any, shape: Sequence[int]) -> Any:
+    return value[tuple(slice(size) for size in shape)]
+
+
+def _answers(program: ProgramData, inputs: Sequence[Any]) -> list[Any]:
+    import jax
+
+    values = jax.jit(program)(*inputs)
+    return [np.asarray(value).astype(np.float64) for value in jax.tree.leaves(values)]
+
+
+def _are_parts(smaller: Sequence[Any], whole: Sequence[Any]) -> bool:
+    """Return whether answers are the first parts of others, and not all of them."""
+    if all(one.shape == other.shape for one, other in zip(smaller, whole, strict=True)):
+        return False
+    for one, other in zip(smaller, whole, strict=True):
+        part = _first(other, one.shape)
+        if part.shape != one.shape or not np.isfinite(one).all():
+            return False
+        if np.abs(part - one).max(initial=0.0) > _SAME * max(np.abs(one).mean(), 1e-30):
+            return False
+    return True
