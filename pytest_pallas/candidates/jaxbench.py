@@ -288,10 +288,10 @@ class _TaskJudge:
         problem, own = self._at_full_size(full, program, reference)
         shrinking = Shrinking(self.workload, source, full, reference, program)
         if not problem:
-            return self._compared(path, source, shrinking.found())
+            return self._compared(path, source, shrinking.shrunk())
         facts: dict[str, Any] = {}
         if own is None:  # which may find it right all the same
-            task = shrinking.found()
+            task = shrinking.shrunk()
             own = self._by_own_rule(source, task)
             facts = {"judged": () if task.sentence else task.call.args, "part": task.part}
         return self._verdict(path, own, "failed", problem, **facts)

@@ -24,7 +24,6 @@ import numpy as np
 
 from pytest_pallas.candidates.codec import ProgramData
 from pytest_pallas.candidates.judge import CandidateSource
-from pytest_pallas.candidates.sandbox import Failed
 from pytest_pallas.candidates.suite_modules import (
     Sizes,
     SuiteCall,
@@ -42,7 +41,7 @@ from pytest_pallas.grid.kernel_calls import live_kernel_calls
 USUAL_SECONDS, TWO_BLOCKS_SECONDS, MOST_SECONDS = 2.0, 8.0, 20.0
 
 #: Seconds after which no other sizes are tried.
-SEARCH_SECONDS = 120.0
+SEARCH_SECONDS = 300.0
 
 #: Elements that an array of the task may have.
 MOST_ELEMENTS = 1 << 27
@@ -127,8 +126,8 @@ class Shrinking:
         self.full, self.reference, self.program = full, reference, program
         self._begun = time.monotonic()
 
-    def found(self) -> ShrunkTask:
-        """Return the task at the sizes that were found, or with the sentence why there are none."""
+    def shrunk(self) -> ShrunkTask:
+        """Return the task at sizes that can be judged, or with the sentence why there are none."""
         whole = _Costs.of(self.reference, self.program)
         task = ShrunkTask(call=self.full, reference=self.reference)
         if whole.excess(USUAL_SECONDS) <= 1:
@@ -137,12 +136,12 @@ class Shrinking:
         ratios = self._ratios(singles)
         parts = list(self._parts([together[0] for together in ratios]))
         ratios |= self._ratios([together for together in parts if together not in ratios])
-        task, costs, refused = task, whole, set[Together]()
-        while costs.excess(MOST_SECONDS) > 1:
+        refused: set[Together] = set()
+        while True:
             able = {one: ratio for one, ratio in ratios.items() if one not in refused}
             targets = self._targets(whole, able, frozenset(parts))
             task, costs, kept = self._accepted(targets, frozenset(parts))
-            if not kept or self._late():
+            if costs.excess(MOST_SECONDS) <= 1 or not kept or self._late():
                 break
             refused |= kept
         if costs.excess(MOST_SECONDS) > 1:
@@ -199,12 +198,18 @@ class Shrinking:
             return
         inputs = _some_inputs(whole[1])
         answer = _answers(whole[2], inputs)
-        found: set[SuiteSize] = set()
-        pairs = itertools.combinations(sizes, 2)
+        known: set[SuiteSize] = set()
+        followed = self.workload.followed
+        inputs_by_size = {one: {number for number, _ in followed[one]} for one in sizes}
+        pairs = (
+            (one, other)
+            for one, other in itertools.combinations(sizes, 2)
+            if inputs_by_size[one].isdisjoint(inputs_by_size[other])
+        )
         for together in (*((one,) for one in sizes), *pairs):
             if self._late():
                 return
-            if found & set(together) or any(tiny[one] < 2 for one in together):
+            if known & set(together) or any(tiny[one] < 2 for one in together):
                 continue
             halves = {**tiny, **{one: tiny[one] // 2 for one in together}}
             half = next(self._traced([halves]), None)
@@ -213,7 +218,7 @@ class Shrinking:
             shapes = [shape for shape, _ in half[1].args]
             cut = [_first(value, shape) for value, shape in zip(inputs, shapes, strict=True)]
             if _are_parts(_answers(half[2], cut), answer):
-                found |= set(together)
+                known |= set(together)
                 yield together
 
     def _targets(
@@ -260,29 +265,35 @@ class Shrinking:
         """
         task = ShrunkTask(call=self.full, reference=self.reference)
         costs, kept = _Costs.of(self.reference, self.program), set(targets)
-        whole_blocks = _are_whole(self.program)
         for together, least in targets.items():
             if self._late():
                 break
             levels = [least]
             while levels[-1] * 2 < together[0].size:
                 levels.append(levels[-1] * 2)
-            changes = [{**task.call.sizes, **_scaled(together, level)} for level in levels]
-            tried = list(self._traced(changes))
-            cases = [call.case for _, call, _ in tried]
-            sandbox, target = self.workload.sandbox, self.workload.target
-            candidates = trace(self.candidate, "workload", cases, sandbox, target)
-            for (_, call, reference), program in zip(tried, candidates, strict=True):
-                if isinstance(program, Failed) or shaped(program) != shaped(reference):
-                    continue
-                if whole_blocks and not _are_whole(program):
-                    continue
-                part = task.part and together in parts
-                task = replace(task, call=call, reference=reference, part=part)
-                costs = _Costs.of(reference, program)
-                kept.discard(together)
-                break
+            for tried in (levels[:1], levels[1:]):
+                changes = [{**task.call.sizes, **_scaled(together, level)} for level in tried]
+                accepted = self._both(changes) if changes else None
+                if accepted is not None:
+                    call, reference, costs = accepted
+                    part = task.part and together in parts
+                    task = replace(task, call=call, reference=reference, part=part)
+                    kept.discard(together)
+                    break
         return task, costs, kept
+
+    def _both(self, changes: Sequence[Sizes]) -> tuple[SuiteCall, ProgramData, _Costs] | None:
+        """Return the first call that task and candidate accept, the task's program and costs."""
+        tried = list(self._traced(changes))
+        cases = [call.case for _, call, _ in tried]
+        sandbox, target = self.workload.sandbox, self.workload.target
+        candidates = trace(self.candidate, "workload", cases, sandbox, target)
+        whole = _are_whole(self.program)
+        for (_, call, reference), program in zip(tried, candidates, strict=True):
+            alike = isinstance(program, ProgramData) and shaped(program) == shaped(reference)
+            if alike and (_are_whole(program) or not whole):
+                return call, reference, _Costs.of(reference, program)
+        return None
 
 
 def _scaled(together: Together, size: int) -> dict[SuiteSize, int]:
