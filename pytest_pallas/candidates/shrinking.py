@@ -290,8 +290,9 @@ class Shrinking:
         candidates = trace(self.candidate, "workload", cases, sandbox, target)
         whole = _are_whole(self.program)
         for (_, call, reference), program in zip(tried, candidates, strict=True):
-            alike = isinstance(program, ProgramData) and shaped(program) == shaped(reference)
-            if alike and (_are_whole(program) or not whole):
+            if not isinstance(program, ProgramData) or shaped(program) != shaped(reference):
+                continue
+            if _are_whole(program) or not whole:
                 return call, reference, _Costs.of(reference, program)
         return None
 
