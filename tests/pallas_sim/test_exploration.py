@@ -35,7 +35,6 @@ from pallas_sim.machine import Machine, Thread
 from pallas_sim.order.disorder import report_disorder
 from pallas_sim.recording import Semaphore
 
-
 #: Somebody looks before the signal that another one's loop waits for; two look again, and nothing
 #: else can happen.
 LOOKERS = (3121, 2293, 605, 1526)
