@@ -189,6 +189,8 @@ class ReducedOrder(Explorer):
         kind, thread, _ = node.chosen
         copy = self._things.get(node.chosen)
         count = len(ready) + sum(copy.movable for copy in self.machine.copies)
+        if not count:  # those who look again and again go on now, as nobody else can
+            return ()
         can = any(task.thread.number == thread for task in ready)
         if count != len(node.enabled) or not (can if kind == "thread" else copy and copy.movable):
             raise Unrepeatable

@@ -384,9 +384,12 @@ def _walk(runs: _Runs, orders: Search, *, memory: bool) -> Iterator[_Outcome]:
             witness = explorers[0].witness  # what it has shown so far need not be shown again
             outcome = runs.make(lambda machine: ReplayedOrder(machine=machine, schedule=witness))  # noqa: B023
             runs.count += 1
+        before = orders.anew
         orders.learn(explorers[0])
         runs.learn(explorers[0])
-        if outcome is not None:
+        if orders.anew > before:
+            runs.classes = 0
+        elif outcome is not None:
             yield outcome
 
 
@@ -401,6 +404,9 @@ class Search:
       vain: the counts at which looks were a whole round of a loop and let it go on as if it were
         none, by what decided that besides: see ``_before_look``.
       falls: whether such a look at less does nothing either: see ``polling``.
+      lookers: who looks at the count of a semaphore.
+      left_out: the semaphores for which orders were left out because only one looks at them.
+      anew: how often the search began anew because a second one did.
     """
 
     nodes: list[Node] = field(default_factory=list[Node])
@@ -408,6 +414,9 @@ class Search:
     left: bool = True
     vain: dict[Hashable, set[int]] = field(default_factory=dict[Hashable, set[int]])
     falls: bool = False
+    lookers: dict[Hashable, set[Actor]] = field(default_factory=dict[Hashable, set[Actor]])
+    left_out: set[Hashable] = field(default_factory=set[Hashable])
+    anew: int = 0
     _known_races: set[tuple[int, int]] = field(default_factory=set[tuple[int, int]])
 
     @property
@@ -427,14 +436,17 @@ class Search:
             ((name, count),) = step.seen.items()
             before = _before_look(explorer, len(past.steps) - 1, name)
             self.vain.setdefault(before, set()).add(count)
+        if not self._note_lookers(past):
+            self._begin_anew()
+            return
         for earlier, later in past.races:
             known = (earlier, later) in self._known_races
             if earlier < len(nodes) and not known:
                 looks = _looks_without(explorer, earlier, later)
                 if not looks or not all(map(self._is_vain, looks)):
                     _want_reversal(nodes[earlier], past, earlier, later, looks)
-        if explorer.spun and step is not None:
-            _want_others(nodes[-1], step)
+        if explorer.spun and step is not None and not self._waits_for_sleepers(nodes[-1], step):
+            _want_others(nodes[-1])
         while nodes and not self._untried(nodes[-1]):
             nodes.pop()
         self.left = bool(nodes)
@@ -459,6 +471,38 @@ class Search:
         before, count = look
         known = self.vain.get(before, ())
         return count in known or (self.falls and any(more > count for more in known))
+
+    def _note_lookers(self, past: Past) -> bool:
+        """Note who looks at which count; return False if that contradicts what was left out."""
+        for step in past.steps:
+            for kind, name in step.operations:
+                if kind == "look":
+                    self.lookers.setdefault(name, set()).add(step.actor)
+        return all(len(self.lookers[name]) == 1 for name in self.left_out)
+
+    def _begin_anew(self) -> None:
+        """Forget all runs but for who looks at which count."""
+        self.nodes.clear()
+        self.vain.clear()
+        self.left_out.clear()
+        self._known_races.clear()
+        self.anew += 1
+
+    def _waits_for_sleepers(self, node: Node, step: ExploredStep) -> bool:
+        """Return whether all that follows a look in vain is where a sleeping addition comes first.
+
+        It is so until such a look is more than nothing, if nobody else looks at the count: the
+        addition commutes with all else. Somebody may look in a later run only: then the search
+        begins anew.
+        """
+        for other in node.asleep.values():
+            names = {name for kind, name in other.operations if kind == "add"}
+            only_adds = len(names) == len(other.operations) and not other.accesses
+            alone = all(len(self.lookers.get(name, ())) == 1 for name in names)
+            if only_adds and alone and conflict(step, other):
+                self.left_out.update(names)
+                return True
+        return False
 
 
 def _looks_without(explorer: ReducedOrder, earlier: int, later: int) -> Collection[Look]:
@@ -492,14 +536,8 @@ def _before_look(explorer: ReducedOrder, position: int, name: Hashable) -> Hasha
     return past.knowledge(position), name
 
 
-def _want_others(node: Node, step: ExploredStep) -> None:
-    """Want somebody else tried in a state, as the step there ended a round that was none.
-
-    Not if an addition sleeps that the look does not see: until such a look is more than nothing,
-    all that follows is where the addition comes first.
-    """
-    if any(conflict(step, other) for other in node.asleep.values()):
-        return
+def _want_others(node: Node) -> None:
+    """Want somebody else tried in a state, as a step there ended a round that was none."""
     # Each of those that only look, one after the other: if all do, the last one waits forever.
     known = [node.tried.get(actor) for actor in node.wanted]
     if all(other is not None and other.seen for other in known):
