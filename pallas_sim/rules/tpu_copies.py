@@ -20,12 +20,13 @@ from pallas_sim.compat.places import CopyParts, copy_parts, semaphore_parts
 from pallas_sim.compat.source import move_of_block
 from pallas_sim.copies import advance, promise, signal, start, wait
 from pallas_sim.cores import OF_THE_LAUNCH, barrier_of, peer_of, reach
+from pallas_sim.counts import note_wait
 from pallas_sim.dtypes import Array
 from pallas_sim.edges import contents_of, read_inside, region_inside, report_edge, write_inside
 from pallas_sim.errors import SimulationError
 from pallas_sim.machine import Thread
 from pallas_sim.memory import Outside, Ref
-from pallas_sim.points import copy_slots, is_of_user, note_wait
+from pallas_sim.points import copy_slots, is_of_user
 from pallas_sim.recording import Copy, Semaphore
 from pallas_sim.registry import Equation, Evaluate, rule
 from pallas_sim.rules.references import adding

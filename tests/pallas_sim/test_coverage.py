@@ -518,3 +518,63 @@ def test_cores_and_schedules_are_counted_together() -> None:
     (one,) = [one for one in runs[0] if one.point.kind == "branch"]
     assert one.counts == {"false": 15, "true": 1}
     assert runs[1] == runs[2]
+
+
+# What is inside of branches and loops that never ran.
+
+
+def inside(x_ref: Any, o_ref: Any) -> None:
+    """Does something in a branch, in a loop, in a branch that is for the sixth block."""
+    o_ref[...] = x_ref[...]
+
+    @pl.when(pl.program_id(0) >= 5)
+    def _() -> None:
+        @pl.loop(0, pl.program_id(0) - 5)
+        def _(i: Any) -> None:
+            pl.when(i > 1)(lambda: o_ref.__setitem__(..., x_ref[...] * 2))
+
+
+@pytest.mark.parametrize("tiles", [2, 6, 9])
+def test_what_is_inside_of_what_never_ran_is_there_with_what_is_around(tiles: int) -> None:
+    """So the points and their ways are the same, whatever ran."""
+    one = simulate(functools.partial(on_rows, inside), ones(8 * tiles, 128)).coverage
+    when, loop, late = (
+        next(one for one in one if one.point.line == at(inside, text))
+        for text in ("pl.when(pl.program_id", "@pl.loop", "pl.when(i")
+    )
+    ways = {
+        one.point.kind: {*one.counts, *one.missing, *one.unreachable} for one in (when, loop, late)
+    }
+    assert ways == {"branch": {"true", "false"}, "loop": {"none", "one", "several"}}
+    assert when.within == ()
+    assert loop.within == (() if tiles > 5 else ((when.point, "true"),))
+    assert late.within == (() if tiles > 6 else ((loop.point, "several"),))
+    assert (loop.counts == {}, late.counts == {}) == (tiles < 6, tiles < 7)
+    both = merged(
+        [(loop, late), simulate(functools.partial(on_rows, inside), ones(72, 128)).coverage]
+    )
+    assert all(not one.within for one in both)
+
+
+def test_a_function_that_runs_elsewhere_is_in_nothing() -> None:
+    def helper(x_ref: Any, o_ref: Any) -> None:
+        pl.when(x_ref[0, 0] > 2)(lambda: o_ref.__setitem__(..., x_ref[...] * 2))
+
+    def body(x_ref: Any, o_ref: Any) -> None:
+        o_ref[...] = x_ref[...]
+        pl.when(pl.program_id(0) > 5)(lambda: helper(x_ref, o_ref))
+        helper(x_ref, o_ref)
+
+    branches = reached(functools.partial(on_rows, body), ones(16, 128), kind="branch")
+    [inner] = [one for one in branches if one.point.line == at(helper, "pl.when")]
+    assert (inner.within, inner.counts) == ((), {"false": 2})
+
+
+def test_branches_that_jax_chooses_by_the_platform_are_not_asked_for() -> None:
+    def body(x_ref: Any, o_ref: Any) -> None:
+        def other(x: Any) -> Any:
+            return lax.cond(x[0, 0] > 2, lambda: x, lambda: x * 2)
+
+        o_ref[...] = lax.platform_dependent(x_ref[...], cuda=other, default=lambda x: x)
+
+    assert not reached(functools.partial(on_rows, body), ones(8, 128), kind="branch")
