@@ -58,6 +58,8 @@ class Coverage:
 
     _counts: dict[tuple[Site, str], list[int]] = field(default_factory=dict[Any, Any])
     _rings: dict[tuple[str, str], _Ring] = field(default_factory=dict[Any, Any])
+    _turns: dict[tuple[str, str], _Ring] = field(default_factory=dict[Any, Any])
+    _of_copies: set[tuple[str, str]] = field(default_factory=set[tuple[str, str]])
     _facts: dict[Point, list[int]] = field(default_factory=dict[Any, Any])
     _open: dict[int, list[tuple[dict[Any, int], Any]]] = field(default_factory=dict[Any, Any])
     _kernels: dict[str, dict[int, _Launch]] = field(default_factory=dict[Any, Any])
@@ -112,6 +114,8 @@ class Coverage:
           remote: whether another device takes part.
         """
         names = [operands[position].name for position in slots.sides]
+        if slots.semaphore is not None:
+            self._of_copies.add((operands[slots.semaphore.position].name, kernel))
         sites = [site for site in slots.buffers if operands[site.position].uses is not None]
         if not sites and slots.semaphore is not None:
             sites = [slots.semaphore]
@@ -137,6 +141,28 @@ class Coverage:
                     self._open.setdefault(id(until), []).append((uses, opened))
             ring.remote |= remote
             ring.sites.setdefault((site, *names), set()).add(slot)
+
+    def turn(self, site: SlotSite, kernel: str, operands: Sequence[Any]) -> None:
+        """Note that a store fills a slot, or that a wait is for one, without a copy.
+
+        An equation that comes back to a slot from another one uses it again.
+        """
+        ref = operands[site.position]
+        uses: dict[Any, Any] | None = ref.uses
+        if uses is None:
+            return
+        slot = int(operands[site.slot.position])
+        if uses.get(site) == slot:
+            return
+        uses[site] = slot
+        ring = self._turns.get((ref.name, kernel))
+        if ring is None:
+            ring = self._turns[ref.name, kernel] = _Ring(site.line, site.slots)
+        uses[site, slot] = count = uses.get((site, slot), 0) + 1
+        ring.counts[True][count > 1] += 1
+        uses[site, "all"] = total = uses.get((site, "all"), 0) + 1
+        ring.used = max(ring.used, total)
+        ring.sites.setdefault((site, "", ""), set()).add(slot)
 
     def close(self, until: Any) -> None:
         """Note a wait for a semaphore or barrier: the next copy uses a slot anew."""
@@ -173,20 +199,32 @@ class Coverage:
             for point, (sites, sums) in groups.items()
         ]
         reached += merged([one] for one in inside)
+        reached += self._of_rings(launches)
+        reached += [_of_fact(point, tuple(sums)) for point, sums in self._facts.items()]
+        return tuple(sorted(reached, key=_order))
+
+    def _of_rings(self, launches: Mapping[str, Sequence[_Launch]]) -> Iterator[Reached]:
+        """Yield what was reached of slots that take turns, by copies or else without."""
         for (name, kernel), ring in self._rings.items():
             first, again = ring.counts[any(ring.counts[True])]
             if again or _takes_turns(ring, launches.get(kernel, ())):
-                reached.append(
-                    Reached(
-                        point=Point("ring", ring.line, kernel, name),
-                        counts={"first": first, "again": again} if again else {"first": first},
-                        missing=() if again else ("again",),
-                        slots=ring.slots,
-                        used=ring.used,
-                    )
-                )
-        reached += [_of_fact(point, tuple(sums)) for point, sums in self._facts.items()]
-        return tuple(sorted(reached, key=_order))
+                yield _of_ring(Point("ring", ring.line, kernel, name), ring, first, again)
+        for (name, kernel), ring in self._turns.items():
+            if not {(name, kernel)} & (self._rings.keys() | self._of_copies):
+                sites = [site for site, *_ in ring.sites]
+                if any(_wraps(site, launches.get(kernel, ())) for site in sites):
+                    point = Point("ring", ring.line, kernel, name)
+                    yield _of_ring(point, ring, *ring.counts[True])
+
+
+def _of_ring(point: Point, ring: _Ring, first: int, again: int) -> Reached:
+    return Reached(
+        point=point,
+        counts={"first": first, "again": again} if again else {"first": first},
+        missing=() if again else ("again",),
+        slots=ring.slots,
+        used=ring.used,
+    )
 
 
 def _order(reached: Reached) -> Point:
@@ -355,6 +393,18 @@ def _takes_turns(ring: _Ring, launches: Sequence[_Launch]) -> bool:
     if len(slots) == 1 and all(site.is_part for site, *_ in ring.sites):
         return False
     return len(slots) < ring.slots or any(len(used) > 1 for used in lines.values())
+
+
+def _wraps(site: SlotSite, launches: Sequence[_Launch]) -> bool:
+    """Return whether the index of a slot goes round all slots, and no others.
+
+    Other indices of stores are positions in an array.
+    """
+    conditions = _conditions(site.equation, launches)
+    if conditions is None:
+        return False
+    index = conditions.of_operand(site.equation, site.slot.position)
+    return index.turns and index.low >= 0 and index.high <= site.slots - 1
 
 
 def _goes_round(site: SlotSite, launches: Sequence[_Launch]) -> bool:

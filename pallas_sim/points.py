@@ -256,6 +256,15 @@ def copy_slots(
     return CopySlots((source.position, target.position), buffers, of_semaphore)
 
 
+def turn_site(eqn: Equation, part: RefPart) -> SlotSite | None:
+    """Return the slot that a store or a wait of the user's names; None if it is none, or fixed.
+
+    A fixed one is a row of an array as often as a slot of a ring.
+    """
+    site = _slot_site(eqn, part, fills=True)
+    return site if site is not None and site.of_operand and is_of_user(eqn) else None
+
+
 def _slot_site(eqn: Equation, part: RefPart, *, fills: bool) -> SlotSite | None:
     window = [step for step in part.window if not isinstance(step, Untiled)]
     first = window[0] if window else None

@@ -402,6 +402,67 @@ def test_copies_that_fill_a_slot_together_use_it_once() -> None:
     assert (one.counts, one.used, one.missing) == ({"first": 3}, 3, ("again",))
 
 
+def delay(x: Any, index: Callable[..., Any], slots: int = SLOTS) -> Any:
+    """Add the block of four steps before, which scratch keeps at some index for each step."""
+
+    def body(x_ref: Any, o_ref: Any, line: Any) -> None:
+        step = pl.program_id(0)
+        o_ref[...] = x_ref[...]
+        pl.when(step >= SLOTS)(lambda: o_ref.__setitem__(..., o_ref[...] + line[index(step)]))
+
+        @pl.loop(0, 8)
+        def _(row: Any) -> None:
+            line[index(step), row] = x_ref[row]
+
+    shape = jax.ShapeDtypeStruct(x.shape, x.dtype)
+    scratch = [pltpu.VMEM((slots, 8, 128), jnp.float32)]
+    grid = (x.shape[0] // 8,)
+    run = pl.pallas_call(
+        body, shape, grid=grid, in_specs=[ROWS], out_specs=ROWS, scratch_shapes=scratch
+    )
+    return run(x)
+
+
+@pytest.mark.parametrize(
+    "index", [lambda i: lax.rem(i, SLOTS), lambda i: i % SLOTS, lambda i: i & 3]
+)
+def test_a_ring_that_stores_fill(index: Callable[..., Any]) -> None:
+    """A slot is used once for all of its rows."""
+    run = functools.partial(delay, index=index)
+    few, many = (only(run, ones(8 * tiles, 128), kind="ring") for tiles in (3, 6))
+    assert few.point == Point("ring", at(delay, "line[index(step), row] ="), "body", "line")
+    assert (few.counts, few.missing, few.slots, few.used) == ({"first": 3}, ("again",), 4, 3)
+    assert (many.counts, many.missing, many.used) == ({"first": 4, "again": 2}, (), 6)
+
+
+@pytest.mark.parametrize("index", [lambda i: i, lambda i: i // 2, lambda i: lax.rem(i, 3)])
+def test_positions_in_an_array_are_no_ring(index: Callable[..., Any]) -> None:
+    """Also those of a part, such as the first three of eight."""
+    run = functools.partial(delay, index=index, slots=9)
+    rings = reached(run, ones(48, 128), kind="ring")
+    assert not [one for one in rings if one.missing]
+
+
+def arrivals(x_ref: Any, o_ref: Any, ready: Any) -> None:
+    """Double rows, and arrive at three barriers in turns."""
+
+    @pl.loop(0, x_ref.shape[0])
+    def _(i: Any) -> None:
+        slot = lax.rem(i, 3)
+        plgpu.barrier_arrive(ready.at[slot])
+        plgpu.barrier_wait(ready.at[slot])
+        o_ref[i] = x_ref[i] * 2
+
+
+@pytest.mark.parametrize("rows", [2, 5])
+def test_barriers_that_take_turns_without_copies(rows: int) -> None:
+    barriers = [plgpu.Barrier(num_barriers=3)]
+    kernel = plgpu.kernel(arrivals, out_type=ones(rows, 128), scratch_types=barriers)
+    one = only(kernel, ones(rows, 128), kind="ring", target="h100")
+    assert (one.point.name, one.slots, one.used) == ("ready", 3, rows)
+    assert one.missing == (() if rows > 3 else ("again",))
+
+
 def on_warpgroups(x_ref: Any, o_ref: Any, smem: Any, barrier: Any) -> None:
     """Double 64 rows at a time, through a ring of two buffers of shared memory."""
     steps = x_ref.shape[0] // 64
