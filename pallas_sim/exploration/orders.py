@@ -23,14 +23,14 @@ class ReplayedOrder(Explorer):
     """The choices of a witness, and then the plain ones.
 
     Attributes:
-      schedule: the witness.
+      replayed: the witness.
     """
 
-    schedule: Witness = field(kw_only=True)
+    replayed: Witness = field(kw_only=True)
 
     def __post_init__(self) -> None:
         """Let threads stop where they did."""
-        self.memory = self.schedule.memory
+        self.memory = self.replayed.memory
 
     def begin(self, jaxpr: Any) -> None:
         """Keep what runs.
@@ -39,7 +39,7 @@ class ReplayedOrder(Explorer):
           OptionError: it is not what the witness is of.
         """
         super().begin(jaxpr)
-        self.schedule.require(digest_of(jaxpr), self.machine.target)
+        self.replayed.require(digest_of(jaxpr), self.machine.target)
 
     def _choose(self, enabled: tuple[Actor, ...]) -> Actor:
         """Return whom the witness names.
@@ -50,10 +50,10 @@ class ReplayedOrder(Explorer):
         if len(enabled) == 1:
             return enabled[0]
         at = len(self.chosen)
-        choice = self.schedule.choices[at] if at < len(self.schedule.choices) else 0
+        choice = self.replayed.choices[at] if at < len(self.replayed.choices) else 0
         if choice >= len(enabled):
             raise OptionError(
-                f"the schedule does not fit this run: choice {at} of it is {choice}, and "
+                f"the witness does not fit this run: choice {at} of it is {choice}, and "
                 f"{len(enabled)} can go on there; {OTHER_RUN}"
             )
         return enabled[choice]
@@ -64,11 +64,11 @@ class ReplayedOrder(Explorer):
         Raises:
           OptionError: choices are left over.
         """
-        left = len(self.schedule.choices) - len(self.chosen)
+        left = len(self.replayed.choices) - len(self.chosen)
         if left > 0:
             raise OptionError(
-                f"the schedule does not fit this run: {left} of its "
-                f"{len(self.schedule.choices)} choices are left over; {OTHER_RUN}"
+                f"the witness does not fit this run: {left} of its "
+                f"{len(self.replayed.choices)} choices are left over; {OTHER_RUN}"
             )
 
 

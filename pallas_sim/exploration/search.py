@@ -379,7 +379,7 @@ def _walk(runs: _Runs, orders: Search, *, memory: bool) -> Iterator[_Outcome]:
         runs.count += 1
         if outcome is None and explorers[0].machine.findings:
             witness = explorers[0].witness  # what it has shown so far need not be shown again
-            outcome = runs.make(lambda machine: ReplayedOrder(machine=machine, schedule=witness))  # noqa: B023
+            outcome = runs.make(lambda machine: ReplayedOrder(machine=machine, replayed=witness))  # noqa: B023
             runs.count += 1
         before = orders.anew
         orders.learn(explorers[0])
@@ -505,7 +505,7 @@ def _witnessed(runs: _Runs, outcome: _Outcome, fault: _Fault) -> Exploration:
       Unrepeatable: its order does not repeat it.
     """
     witness = outcome.explorer.witness
-    again = runs.make(lambda machine: ReplayedOrder(machine=machine, schedule=witness))
+    again = runs.make(lambda machine: ReplayedOrder(machine=machine, replayed=witness))
     if again is None or runs.fault_of(again) != fault or not _same(outcome, again):
         raise Unrepeatable
     best = _shrunk(runs, again, fault)

@@ -145,13 +145,13 @@ def test_the_order_of_a_witness_is_told(wrong):
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ("", "'' is no schedule: it is 1-TARGET-PROGRAM-SKIPPED.CHOICE"),
-        ("1-v6e-12345678-3", "is no schedule"),
-        ("1-v6e-12345678-1.2-", "is no schedule"),
+        ("", "'' is no witness: it is 1-TARGET-PROGRAM-SKIPPED.CHOICE"),
+        ("1-v6e-12345678-3", "is no witness"),
+        ("1-v6e-12345678-1.2-", "is no witness"),
         ("2-v6e-12345678", "has version 2, and this simulator replays version 1"),
         ("1-v99-12345678", "is for 'v99', which is no target"),
         ("1-v6e-12345678-99999999999.1", "has more than 10,000,000 choices"),
-        ("1-v6e-12345678" + "-1.2" * 99 + "x", r"\.\.\.' is no schedule"),
+        ("1-v6e-12345678" + "-1.2" * 99 + "x", r"\.\.\.' is no witness"),
     ],
 )
 def test_a_text_that_is_no_witness(text, problem):
