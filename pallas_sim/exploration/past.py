@@ -356,6 +356,10 @@ class Past:
         All waits before it must have enough. The semaphores are counted along the steps that come
         before both, or go on without the earlier one. That has taken what it needs to begin: two
         steps that take the same from a semaphore, as a lock, never access memory at once.
+
+        It may say no where the additions that this run had later would do. So only the runs of all
+        classes together deny a race, each with the two accesses in one order of theirs: a test
+        compares that with all interleavings. It says yes for what only a barrier orders.
         """
         counts = Counter(self.initial)
         for position in range(earlier):
