@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -105,6 +105,10 @@ class DirectedOrder(Explorer):
         return actor
 
 
+#: A look at a count: what decides besides what it does, and the count.
+type Look = tuple[Hashable, int]
+
+
 @dataclass(eq=False)
 class Node:
     """A state of a run in which somebody is chosen.
@@ -116,6 +120,7 @@ class Node:
       wanted: those that are to be tried.
       asleep: those whose runs from here on were made elsewhere, each with what its step does.
       ways: who is to go on after one of those that are wanted.
+      looks: of those that are wanted only so that somebody looks earlier, these looks.
     """
 
     enabled: tuple[Actor, ...]
@@ -126,6 +131,7 @@ class Node:
     wanted: set[Actor] = field(default_factory=set[Actor])
     asleep: dict[Actor, ExploredStep] = field(default_factory=dict[Actor, ExploredStep])
     ways: dict[Actor, list[Actor]] = field(default_factory=dict[Actor, list[Actor]])
+    looks: dict[Actor, set[Look]] = field(default_factory=dict[Actor, set[Look]])
 
 
 @dataclass(eq=False)
