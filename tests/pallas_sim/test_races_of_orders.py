@@ -109,3 +109,23 @@ def test_races_are_what_can_happen_at_once(knows_locks, monkeypatch):
         compared, apart = compared + 1, apart + (not at_once)
     assert compared > 40
     assert apart > 4
+
+
+def test_a_race_that_steps_between_wait_too_long_for(monkeypatch):
+    """No run of a class has it at once: what thread 1 waits for comes after the write of thread 0.
+
+    Thread 1 need not have waited: thread 2 may have what both others give before.
+    """
+    monkeypatch.setattr(Locks, "of", lambda _: None)
+    program = Program(
+        (
+            (Signal(0, 1), Signal(0, 1), Signal(1, 1)),
+            (Signal(0, 1), Wait(1, 1), Wait(1, 1)),
+            (Wait(0, 1), Wait(0, 1), Signal(1, 1)),
+        ),
+        semaphores=2,
+        copies=(),
+        tokens=0,
+    )
+    result = explore_runs(run_of(program, [(0, 1), (2, 2)]), 100)
+    assert (result.verdict, result.confirmed) == ("wrong", False)
