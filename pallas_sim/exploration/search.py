@@ -197,7 +197,7 @@ def _shown(runs: _Runs, outcome: _Outcome) -> Exploration:
             return _witnessed(runs, outcome, fault)
         past = outcome.explorer.past
         races = list(_memory_races(past))
-        feasible = feasible or any(past.is_feasible(*race) for race in races)
+        feasible = feasible or not all(past.is_denied(*race) for race in races)
         for one, other in races:
             denied.update(reason.lines for reason in reasons_of(past.steps[one], past.steps[other]))
         feasible = feasible or past.takes_parts
