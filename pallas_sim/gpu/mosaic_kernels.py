@@ -343,6 +343,7 @@ class _KernelRun:
                 self.run([cluster])
             finally:
                 report_disorder(machine, recording)
+                _forget_memory([cluster])
 
     def run_all_at_once(self) -> None:
         """Run all clusters at the same time."""
@@ -362,6 +363,7 @@ class _KernelRun:
             self.run(clusters)
         finally:
             idle.remove(begin_next)
+            _forget_memory(clusters)
         events.append(Synchronized(numbers))
         if start is not None:
             events.append(Acquired(device.number, start.token))
@@ -429,6 +431,17 @@ class _KernelRun:
 def _threads(clusters: Sequence[BlockCluster]) -> list[GpuThread]:
     blocks = [block for cluster in clusters for block in cluster.blocks]
     return [thread for block in blocks for thread in block.warpgroups]
+
+
+def _forget_memory(clusters: Sequence[BlockCluster]) -> None:
+    """Forget the memory of blocks that have ended.
+
+    The arrays that hold a block's barriers refer to the block. Python's garbage collector does not
+    look into arrays, so nothing would ever free this cycle, and with it the whole run.
+    """
+    for cluster in clusters:
+        for block in cluster.blocks:
+            block.memory.clear()
 
 
 def _child(thread: Thread, **facts: Any) -> GpuThread:
