@@ -391,13 +391,14 @@ def _explore(
 
 
 def shrink_with(
-    what: Fuzz, fails: Callable[[Any], bool], *, seed: int, budget: ExampleBudget, seconds: float
+    what: Fuzz, name: str, goal: Goal, *, seed: int, budget: ExampleBudget, seconds: float
 ) -> None:
     """Shrink the call of ``fuzz`` that is known to fail.
 
     Args:
       what: runs a draw, and with it its variants.
-      fails: whether this is the call.
+      name: of the call (``draw_name``).
+      goal: what it is: it is no call of the plan if it grew.
       seed: seed of the draws.
       budget: of the examples.
       seconds: time limit for new draws.
@@ -406,13 +407,17 @@ def shrink_with(
       Exception: the error of the simplest draw that fails.
     """
     draws, calls = _planned(what.source, seed, budget, what.subjects)
+    runner = ExampleRunner(what.run, what.passed, shrink_seconds=seconds)
     for planned in calls:
-        if fails(planned.call):
-            runner = ExampleRunner(what.run, what.passed, shrink_seconds=seconds)
+        if draw_name(planned.call) == name:
             strategy = what.source.planned(seed)
             examples = most_draws(_pool_size(what, seed, draws))
             _shrunk(what, runner, planned.text, strategy, seed=seed, examples=examples, most=1)
             return
+    drawn, _ = what.source.aimed(seed, goal)
+    if drawn is not None:
+        strategy = what.source.planned(seed, Covering(random.Random(seed), goal))
+        _shrunk(what, runner, draw_name(drawn), strategy, seed=seed, examples=AIMS, most=1)
 
 
 def _with_larger(error: PallasError, runner: ExampleRunner) -> None:
