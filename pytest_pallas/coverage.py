@@ -86,9 +86,13 @@ def concerns(key: str, reached: Reached, way: str) -> bool:
     such as ``step >= stages true``.
     """
     point, subject = reached.point, key.removesuffix(f" {way}")
-    path, line = subject.replace("\\", "/"), point.line.replace("\\", "/")
-    named = subject in (reached.condition, point.name, point.kernel)
-    return named or path == line or line.endswith(f"/{path}")
+    return subject in (reached.condition, point.name, point.kernel) or names(subject, point.line)
+
+
+def names(key: str, line: str) -> bool:
+    """Return whether ``file.py:46``, with as much of the path as one likes, names a line."""
+    path, line = key.replace("\\", "/"), line.replace("\\", "/")
+    return path == line or line.endswith(f"/{path}")
 
 
 def reason_of(

@@ -15,6 +15,7 @@ from pallas_sim.accesses import (
     read_window,
     report_input_write,
 )
+from pallas_sim.chips import padded_shape
 from pallas_sim.compat.jaxprs import name_of_space
 from pallas_sim.compat.places import CopyParts, copy_parts, semaphore_parts
 from pallas_sim.compat.source import move_of_block
@@ -319,12 +320,31 @@ def _choice(part: RefPart, operands: Sequence[Any]) -> RefPart:
 def _accessed(
     thread: Thread, part: RefPart, reader: _Reader, operands: Sequence[Any], how: str, line: str
 ) -> tuple[Any, bool]:
-    """Return the elements of one side of a copy, and whether all are there, which is reported."""
+    """Return the elements of one side of a copy, and whether all are there.
+
+    A copy beyond an edge is reported, but for one that ends in the padding of the last tile, as
+    copies of JAX's ``emit_pipeline`` do: a copy is of whole tiles, and that padding is nobody's.
+    """
     ref: Ref = operands[part.position]
     try:
         return reader(ref.data, operands), True
     except Outside:
+        if _ends_in_padding(ref, reader, operands):
+            return read_inside(ref.data, part.transforms, operands, contents_of(thread)), False
         return read_window(thread, ref, part.transforms, operands, how, line), False
+
+
+def _ends_in_padding(ref: Ref, reader: _Reader, operands: Sequence[Any]) -> bool:
+    """Return whether a window is within an array and the padding of its last tiles."""
+    if ref.space == "smem" or not ref.data.ndim:
+        return False
+    shape = padded_shape(ref.data.shape, ref.data.dtype)
+    tiles = np.broadcast_to(np.empty((), ref.data.dtype), shape)  # takes no memory
+    try:
+        reader(tiles, operands)
+    except (Outside, IndexError, ValueError):  # or the array is reshaped before
+        return False
+    return True
 
 
 def _semaphore(

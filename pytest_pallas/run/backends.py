@@ -486,7 +486,7 @@ def _tuned(strategy: Any) -> list[Any]:
 _FEW_PROGRAMS = 80
 
 
-#: And so many equations at most, as estimated: a Python loop over an axis makes some for each round.
+#: And so many equations at most: a Python loop over an axis makes some for each round.
 _FEW_EQUATIONS = 4000
 
 

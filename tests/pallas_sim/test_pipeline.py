@@ -461,3 +461,50 @@ def test_cores_divide_the_first_parallel_dimension():
     assert [list(each) for each in divided((2, 3), [], Choices(), cores=2)] == [
         [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (1, 2)]
     ]
+
+
+def pipelined(x: Any, block: tuple[int, int]) -> Any:
+    """Twice ``x``, by blocks that ``emit_pipeline`` copies."""
+
+    def outer(x_ref, o_ref):
+        grid = tuple(map(pl.cdiv, x.shape, block))
+        spec = pl.BlockSpec(block, lambda i, j: (i, j))
+        pltpu.emit_pipeline(double, grid=grid, in_specs=[spec], out_specs=[spec])(x_ref, o_ref)
+
+    whole = pl.BlockSpec(memory_space=pl.ANY)
+    return call(outer, x, in_specs=[whole], out_specs=whole)
+
+
+@pytest.mark.parametrize("shape", [(20, 128), (20, 200), (4, 128), (20, 8), (17, 300)])
+@pytest.mark.parametrize("dtype", [np.float32, jnp.bfloat16])
+def test_emit_pipeline_copies_its_last_block_with_the_padding_of_tiles(shape, dtype):
+    x = array(*shape, dtype=dtype)
+    result = simulate(pipelined, x, (16, 128), target="v5e", jit=False)
+    np.testing.assert_array_equal(result.values, 2 * x)
+    assert not result.findings
+
+
+@pytest.mark.parametrize(
+    ("start", "count", "edge"), [(16, 8, False), (16, 16, True), (24, 8, True)]
+)
+def test_a_copy_may_end_in_the_padding_of_the_last_tile_only(start, count, edge):
+    def body(start_ref, x_ref, o_ref, sem):
+        rows = x_ref.at[pl.ds(start_ref[0], count)]
+        pltpu.make_async_copy(rows, o_ref, sem).start()
+        pltpu.make_async_copy(rows, o_ref, sem).wait()
+
+    x = array(20, 128)
+    kernel = pl.pallas_call(
+        body,
+        out_shape=jax.ShapeDtypeStruct((count, 128), x.dtype),
+        in_specs=[pl.BlockSpec(memory_space=pltpu.SMEM), pl.BlockSpec(memory_space=pl.ANY)],
+        scratch_shapes=[pltpu.SemaphoreType.DMA],
+    )
+    at = np.array([start], np.int32)
+    if edge:
+        with pytest.raises(BoundsError, match=r"copy from x_ref .* beyond its edge"):
+            simulate(kernel, at, x)
+        return
+    values = simulate(kernel, at, x).values
+    np.testing.assert_array_equal(values[:4], x[16:])
+    assert np.isnan(values[4:]).all()
