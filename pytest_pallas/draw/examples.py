@@ -114,8 +114,8 @@ class ExampleSource:
             arguments = as_arguments(example["drawn"])
             if any(arguments.recipe.get(name) != size for name, size in goal.sizes.items()):
                 return
-            words = dict(aspects(arguments))
-            others = sum(words.get(aspect, word) != word for aspect, word in goal.choices.items())
+            chosen = dict(aspects(arguments))
+            others = sum(chosen.get(aspect, word) != word for aspect, word in goal.choices.items())
             drawn.append((others, example["drawn"]))
             if not others:
                 raise _StopDrawing
