@@ -74,7 +74,9 @@ class _HazardObserver:
         """Create for a test with a reason, or without."""
         self.reason = reason
 
-    def example(self, builder: Result, facts: Sequence[Fact], call: str = "") -> None:
+    def example(
+        self, builder: Result, facts: Sequence[Fact], call: str = "", goal: Any = None
+    ) -> None:
         """Nothing to do."""
 
     def traced(self, call: Call, jaxpr: Any, kernels: Sequence[Any]) -> None:
@@ -251,7 +253,7 @@ class Isolator:
         alone = dataclasses.replace(request, following=None)
         return shrink(
             item,
-            step.call,
+            step,
             lambda blob: self._ask(dataclasses.replace(alone, blob=blob)),
             seconds,
         )

@@ -12,8 +12,10 @@ from typing import Any
 
 from pallas_sim.errors import PallasError
 from pytest_pallas.compat.fuzzing import blob_of_draw
-from pytest_pallas.draw.examples import draw_name
+from pytest_pallas.draw.covering import Goal
+from pytest_pallas.isolate.messages import StepNote
 from pytest_pallas.isolate.supervise import WorkerAnswer
+from pytest_pallas.record import Aspect
 from pytest_pallas.run.drawn import fuzz_of
 from pytest_pallas.run.fuzzing import shrink_with
 
@@ -27,19 +29,19 @@ class _ProcessEndedError(Exception):
 
 
 def shrink(
-    item: Any, call: str, attempt: Callable[[str], WorkerAnswer], seconds: float
+    item: Any, step: StepNote, attempt: Callable[[str], WorkerAnswer], seconds: float
 ) -> WorkerAnswer | None:
     """Shrink the example of an item that ended its process.
 
     Args:
       item: the item of a spec.
-      call: the name of the example (``draw_name``).
+      step: the step in which the process ended.
       attempt: runs the example of a blob in a worker.
       seconds: time limit for all tries; the last one may exceed it.
 
     Returns:
-      What came of the simplest one; None if the example is not one of a usual round, or ends no
-      process again.
+      What came of the simplest one; None if no example of these sizes and choices ends a process
+      again.
     """
 
     def run(drawn: Any) -> None:
@@ -52,7 +54,8 @@ def shrink(
         run_of_item = item.check_run()
         shrink_with(
             dataclasses.replace(fuzz_of(run_of_item), run=run),
-            lambda other: draw_name(other) == call,
+            step.call,
+            Goal(step.sizes, {Aspect(role, name): word for role, name, word in step.choices}),
             seed=run_of_item.options.seed,
             budget=run_of_item.budget,
             seconds=seconds,
