@@ -225,7 +225,9 @@ class Simulator:
         text = f"run on {name}, because the simulator does not support it yet"
         if outcome.error is not None and not isinstance(outcome.error, PallasError):
             # The kernel raises nothing itself: the simulator has traced it.
-            text = f"{name} does not run it, either: {type(outcome.error).__name__}: {outcome.error}"
+            text = (
+                f"{name} does not run it, either: {type(outcome.error).__name__}: {outcome.error}"
+            )
             outcome = dataclasses.replace(outcome, error=simulated.error)
         return dataclasses.replace(outcome, notes=(*outcome.notes, Note(text, "run")))
 

@@ -314,7 +314,9 @@ class TestWhatIsNotSimulatedYet:
         monkeypatch.setattr(type(simulator.otherwise), "run", refuses)
         outcome = simulator.run(Call(function=copy_of_unknown, args=(X,)))
         assert isinstance(outcome.error, MissingRuleError)
-        text = "tpu-interpret does not run it, either: ValueError: interpret mode does not support it"
+        text = (
+            "tpu-interpret does not run it, either: ValueError: interpret mode does not support it"
+        )
         assert Note(text, "run") in outcome.notes
 
     @pytest.mark.parametrize("function", [kernels.add_one, kernels.copy_by_dma])
