@@ -113,7 +113,7 @@ class SyncGroup:
         """The run that shows it, as the end of a sentence; "" if none does."""
         if self.seed is not None:
             return f" (seed {self.seed} shows it)"
-        return "" if self.witness is None else f" (shown by the schedule {self.witness})"
+        return "" if self.witness is None else f" (shown by the witness {self.witness})"
 
 
 #: How many sites of one call of a function are named.

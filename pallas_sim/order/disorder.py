@@ -15,7 +15,8 @@ from pallas_sim.dtypes import Array
 from pallas_sim.findings import Access, Finding, Kind, Owner, Signal, Wait
 from pallas_sim.machine import Machine
 from pallas_sim.order.accesses import SideInFlight, index_of, whole_of
-from pallas_sim.order.happens_before import OrderPass, find_overruns, happens_before
+from pallas_sim.order.happens_before import find_overruns, happens_before
+from pallas_sim.order.races import OrderPass
 from pallas_sim.order.semaphores import Increment
 from pallas_sim.recording import (
     END_OF_BLOCK,

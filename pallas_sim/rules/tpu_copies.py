@@ -21,12 +21,13 @@ from pallas_sim.compat.places import CopyParts, copy_parts, semaphore_parts
 from pallas_sim.compat.source import move_of_block
 from pallas_sim.copies import advance, promise, signal, start, wait
 from pallas_sim.cores import OF_THE_LAUNCH, barrier_of, peer_of, reach
+from pallas_sim.counts import note_wait
 from pallas_sim.dtypes import Array
 from pallas_sim.edges import contents_of, read_inside, region_inside, report_edge, write_inside
 from pallas_sim.errors import SimulationError
 from pallas_sim.machine import Thread
 from pallas_sim.memory import Outside, Ref
-from pallas_sim.points import copy_slots, is_of_user, note_wait
+from pallas_sim.points import copy_slots, is_of_user, turn_site
 from pallas_sim.recording import Copy, Semaphore
 from pallas_sim.registry import Equation, Evaluate, rule
 from pallas_sim.rules.references import adding
@@ -230,12 +231,14 @@ def _wait(eqn: Equation) -> Evaluate:
     value, decrement, line = parts.value, parts.decrement, eqn.line
     assert value is not None
     assert decrement is not None
-    semaphore_of = _named(parts.semaphore)
+    semaphore_of, turns = _named(parts.semaphore), turn_site(eqn, parts.semaphore)
 
     def evaluate(thread: Thread, *operands: Any) -> Any:
         semaphore = semaphore_of(thread, operands, line)
         if semaphore is not None:
             amount = int(operands[value])
+            if turns is not None and thread.kernels:
+                thread.machine.coverage.turn(turns, thread.kernels[-1], operands)
             note_wait(thread, semaphore.name, line, blocked=semaphore.count < amount)
             wait(thread, semaphore, amount, line, decrement=bool(operands[decrement]))
             thread.machine.coverage.close(semaphore)

@@ -199,7 +199,7 @@ def _check_function(
             check
             for check in checks
             # one call is not the examples that a check concludes from
-            if check.conclude is None and (check.kind != "sanitizer" or check.name in sanitizers)
+            if (check.name in sanitizers if check.kind == "sanitizer" else check.conclude is None)
         ]
     return _check_call((dataclasses.replace(run, check=check) for check in checks), call, named)
 

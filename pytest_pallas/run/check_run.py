@@ -476,6 +476,7 @@ def context_of(
         typical=typical,
         costs=session.costs if costs else None,
         claimed=run.claimed,
+        redundant={} if run.spec is None else run.spec.redundant,
         explained=trial is None or session.mutant is None,
         **properties_of(run),
     )

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import jax
 
-from pallas_sim.coverage import Reached
+from pallas_sim.coverage import Point, Reached
 from pallas_sim.errors import PallasError
 from pytest_pallas.backends.processes import gang
 from pytest_pallas.backends.tracing import shape_of
@@ -256,8 +256,8 @@ def _growth_of(run: CheckRun) -> Growth | None:
     if not run.check.base and (based or run.check.subjects is not larger_first):
         return None
 
-    def accepts(reached: Reached, way: str) -> bool:
-        return bool(reason_of(spec.unreached, reached, way))
+    def accepts(reached: Reached, way: str, points: Mapping[Point, Reached]) -> bool:
+        return bool(reason_of(spec.unreached, reached, way, points))
 
     learned = session.tiles.get((spec.file, spec.name, *run.axes.items()), ({}, 0, ""))
     depth = learned[1]
