@@ -11,7 +11,7 @@ import pytest
 from pytest_pallas import KernelSpec, Linear, NotApplicableError, Permuted, Relation, SpecError
 from pytest_pallas import strategies as pst
 from pytest_pallas.backends.registry import FAMILIES
-from pytest_pallas.checks.relation import relation
+from pytest_pallas.checks.relations import relation
 from pytest_pallas.draw.arguments import Arguments
 from pytest_pallas.run.nodes import problem_with
 
