@@ -152,7 +152,9 @@ def check(
 
 
 def calls_checker(backend: str, timeout: float, cache: ExpectedCache) -> Callable[..., Any]:
-    """Return a function that checks calls on a backend as ``check`` does, in one session.
+    """Return a function that checks calls of programs on a backend, in one session.
+
+    It does what ``check`` does, but for the look for state that user code leaves changed.
 
     Args:
       backend: ``"NAME"`` or ``"NAME:TARGET"``.
@@ -165,7 +167,8 @@ def calls_checker(backend: str, timeout: float, cache: ExpectedCache) -> Callabl
     """
     set_platforms()
     count = simulate(Options.devices, os.environ, explicit=False)
-    session = _Session(options=_run_options({"timeout": timeout}, count, (backend,)))
+    options = _run_options({"timeout": timeout}, count, (backend,))
+    session = _Session(options=options, only_programs=True)
     session.cache = cache
     chosen = _backend(session, None, backend, ())
 
