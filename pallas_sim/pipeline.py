@@ -56,6 +56,7 @@ def execute(kernel: PreparedKernel, thread: Thread, operands: Sequence[Any]) -> 
     """
     facts, machine = kernel.facts, thread.machine
     arguments = arguments_of(kernel, machine, operands)
+    machine.require_programs(arguments.grid)
     inputs = _inputs(kernel, thread, arguments.inputs)
     outputs = _outputs(kernel, machine, inputs)
     note_unused(machine, kernel.equation, outputs, kernel.only_written)

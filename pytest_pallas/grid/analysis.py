@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from pallas_sim.errors import Inline
-from pallas_sim.traces import open_jaxpr, source_line, without_dead_code
+from pallas_sim.traces import source_line, without_dead_code
 from pytest_pallas.grid import findings as picture
 from pytest_pallas.grid.findings import GridFinding, Kind, Severity, finding_of, points
 from pytest_pallas.grid.kernel_calls import KernelCall, only_copies, work_outside
@@ -480,8 +480,7 @@ def _without_work(closed: Any, kernels: Sequence[KernelCall]) -> Iterator[GridFi
     """Yield a finding if all kernels of a function only copy, and the function computes."""
     if not kernels or not all(map(only_copies, kernels)):
         return
-    jaxpr, _ = open_jaxpr(closed)
-    work = work_outside(without_dead_code(jaxpr))
+    work = work_outside(without_dead_code(closed))
     if not work:
         return
     names = list(dict.fromkeys(eqn.primitive.name for eqn in work))
