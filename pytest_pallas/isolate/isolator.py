@@ -263,8 +263,8 @@ class Isolator:
         """
         from pytest_pallas.compat.fuzzing import blob_of_draw
         from pytest_pallas.draw.covering import Goal
-        from pytest_pallas.run.drawn import fuzz_of
         from pytest_pallas.record import Aspect
+        from pytest_pallas.run.drawn import fuzz_of
         from pytest_pallas.run.fuzzing import shrink_with
 
         step = StepNote.decode(answer.result.note)
