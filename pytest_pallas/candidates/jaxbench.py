@@ -22,9 +22,10 @@ import numpy as np
 from pallas_sim import simulate
 from pallas_sim.errors import OptionError, PallasError, first_line
 from pytest_pallas.candidates.codec import ProgramData
-from pytest_pallas.candidates.judge import BUDGET, CandidateSource, verify
+from pytest_pallas.candidates.judge import BUDGET, verify
 from pytest_pallas.candidates.sandbox import Failed, warm_sandbox
 from pytest_pallas.candidates.shrinking import Shrinking, ShrunkTask
+from pytest_pallas.candidates.source import CandidateSource
 from pytest_pallas.candidates.suite_modules import (
     Shaped,
     SuiteCall,
@@ -39,7 +40,7 @@ from pytest_pallas.candidates.suite_modules import (
     varied,
 )
 from pytest_pallas.candidates.verdicts import Report, plain, to_json
-from pytest_pallas.candidates.work import problem_with, work_of
+from pytest_pallas.candidates.work import static_problem
 from pytest_pallas.draw.arguments import Arguments
 from pytest_pallas.errors import BackendUnavailableError, CompileError, CompilerFailedError
 from pytest_pallas.grid.analysis import analyze_jaxpr
@@ -342,7 +343,7 @@ class _TaskJudge:
             if shape != other:
                 reason = f"shape mismatch: {shape} vs {other}"
                 return f"given: {reason}", _incorrect(reason)
-        problem = problem_with(program.jaxpr, work_of(program.jaxpr))
+        problem = static_problem(program.jaxpr)
         if problem is not None:
             return f"kernel: {problem[1]}", None
         arrays = [jax.ShapeDtypeStruct(shape, np.dtype(dtype)) for shape, dtype in full.args]
@@ -400,6 +401,8 @@ class _TaskJudge:
             return self._verdict(path, own, "undecided", report.undecided, report=report, **facts)
         why = "" if failed is None else f"{failed.name}: {failed.reason}: {failed.sentence}"
         verdict = "passed" if report.passed else "failed"
+        if report.reason == "work outside" and not task.part:
+            verdict = "undecided"  # at the suite's sizes the shares are others
         return self._verdict(path, own, verdict, why, report=report, **facts)
 
     def _by_own_rule(self, source: CandidateSource, task: ShrunkTask) -> OwnVerdict:

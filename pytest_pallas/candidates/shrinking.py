@@ -22,8 +22,9 @@ from typing import Any
 
 import numpy as np
 
+from pallas_sim.traces import KERNEL_PRIMITIVES, open_jaxpr, sub_jaxprs
 from pytest_pallas.candidates.codec import ProgramData
-from pytest_pallas.candidates.judge import CandidateSource
+from pytest_pallas.candidates.source import CandidateSource
 from pytest_pallas.candidates.suite_modules import (
     Sizes,
     SuiteCall,
@@ -33,7 +34,6 @@ from pytest_pallas.candidates.suite_modules import (
     shaped,
     trace,
 )
-from pytest_pallas.candidates.work import largest_array, seconds_of
 from pytest_pallas.grid.kernel_calls import live_kernel_calls
 
 #: Seconds that one run of the candidate and one of the reference should take; those that they may
@@ -45,6 +45,10 @@ SEARCH_SECONDS = 300.0
 
 #: Elements that an array of the task may have.
 MOST_ELEMENTS = 1 << 27
+
+#: Seconds that simulating takes for a product of a matrix product, for an element of anything else,
+#: and for one equation of a kernel in one program of its grid.
+_PRODUCT, _ELEMENT, _EQUATION = 2e-10, 1e-8, 3e-5
 
 #: Sizes that are tried for the question whether halves depend on halves, the smallest first.
 _TINY = (4, 16, 64, 256)
@@ -92,7 +96,7 @@ class _Costs:
     @classmethod
     def of(cls, *programs: ProgramData) -> _Costs:
         jaxprs = [program.jaxpr for program in programs]
-        return cls(sum(map(seconds_of, jaxprs)), max(map(largest_array, jaxprs)))
+        return cls(sum(map(_seconds_of, jaxprs)), max(map(_largest_array, jaxprs)))
 
     def times(self, factor: float) -> _Costs:
         """Return so many times the costs."""
@@ -383,3 +387,54 @@ def _are_parts(smaller: Sequence[Any], whole: Sequence[Any]) -> bool:
         if np.abs(part - one).max(initial=0.0) > _SAME * max(np.abs(one).mean(), 1e-30):
             return False
     return True
+
+
+# What simulating costs, read from a program.
+
+
+def _seconds_of(jaxpr: Any, *, inside: bool = False) -> float:
+    """Estimate the seconds that simulating a program takes."""
+    total = 0.0
+    for eqn in open_jaxpr(jaxpr)[0].eqns:
+        name, bodies = eqn.primitive.name, list(sub_jaxprs(eqn))
+        if not bodies or name in _COMBINING:
+            size = max((_size(var.aval) for var in eqn.outvars), default=0)
+            total += _ELEMENT * size + _PRODUCT * size * _contracted(eqn)
+            total += _EQUATION if inside else 0.0
+            continue
+        rounds = int(eqn.params.get("length") or 1) if name == "scan" else 1
+        if name in KERNEL_PRIMITIVES:
+            grid = getattr(eqn.params.get("grid_mapping"), "grid", ())
+            rounds = max(math.prod(n for n in grid if isinstance(n, int)), 1)
+        within = inside or name in KERNEL_PRIMITIVES
+        total += rounds * sum(_seconds_of(body, inside=within) for body in bodies)
+    return total
+
+
+#: Primitives whose jaxpr says only how two elements are combined.
+_COMBINING = frozenset({"reduce", "scatter", "scatter-add", "reduce_window", "select_and_scatter"})
+
+
+def _contracted(eqn: Any) -> int:
+    """Return the number of products that each element of a matrix product is made of; else 0."""
+    if eqn.primitive.name == "dot_general":
+        (contracting, _), _ = eqn.params["dimension_numbers"]
+        return math.prod(eqn.invars[0].aval.shape[axis] for axis in contracting)
+    if eqn.primitive.name == "conv_general_dilated":
+        kernel = eqn.invars[1].aval.shape
+        return math.prod(kernel) // max(kernel[eqn.params["dimension_numbers"].rhs_spec[0]], 1)
+    return 0
+
+
+def _largest_array(jaxpr: Any) -> int:
+    """Return the number of elements of the largest array of a program, outside of its kernels."""
+    sizes = [0]
+    for eqn in open_jaxpr(jaxpr)[0].eqns:
+        sizes += [_size(var.aval) for var in eqn.outvars]
+        if eqn.primitive.name not in KERNEL_PRIMITIVES | _COMBINING:
+            sizes += [_largest_array(body) for body in sub_jaxprs(eqn)]
+    return max(sizes)
+
+
+def _size(aval: Any) -> int:
+    return math.prod(n for n in getattr(aval, "shape", ()) if isinstance(n, int))

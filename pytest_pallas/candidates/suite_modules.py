@@ -18,8 +18,8 @@ import numpy as np
 
 from pytest_pallas.candidates.codec import ProgramData
 from pytest_pallas.candidates.jail import SandboxLimits
-from pytest_pallas.candidates.judge import CandidateSource, candidate_of
 from pytest_pallas.candidates.sandbox import Case, Failed, Sandbox
+from pytest_pallas.candidates.source import CandidateSource, candidate_of
 
 #: A shape and the name of a dtype.
 Shaped = tuple[tuple[int, ...], str]
