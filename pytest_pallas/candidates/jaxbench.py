@@ -22,7 +22,7 @@ import numpy as np
 from pallas_sim import simulate
 from pallas_sim.errors import OptionError, PallasError, first_line
 from pytest_pallas.candidates.codec import ProgramData
-from pytest_pallas.candidates.judge import BUDGET, verify
+from pytest_pallas.candidates.judge import verify
 from pytest_pallas.candidates.sandbox import Failed, warm_sandbox
 from pytest_pallas.candidates.shrinking import Shrinking, ShrunkTask
 from pytest_pallas.candidates.source import CandidateSource
@@ -197,7 +197,7 @@ def verify_suite(
     tasks: Sequence[SuiteTask],
     *,
     tpu: str = "v6e",
-    budget: float = BUDGET,
+    budget: float = 60.0,
     seed: int | None = None,
     hidden: int = MOST_HIDDEN,
     stop: bool = True,
