@@ -182,7 +182,7 @@ class Shrinking:
         calls = self.workload.calls(changes)
         usable = [call for call in calls if isinstance(call, SuiteCall)]
         for call, program in zip(usable, self.workload.programs(usable), strict=True):
-            if isinstance(program, ProgramData):
+            if isinstance(program, ProgramData) and all(0 not in n for n, _ in shaped(program)):
                 yield tuple(call.sizes), call, program
 
     def _parts(self, sizes: Sequence[SuiteSize]) -> Iterator[Together]:

@@ -68,6 +68,10 @@ CANDIDATES: Mapping[str, str] = {
     "right.py": KERNEL,
     "wrong.py": KERNEL.replace("* 2", "* 3"),
     "zero_weight.py": KERNEL.replace(" + w_ref[...]", ""),
+    "copies.py": HEAD + "def workload(x, weight):\n"
+    "    y = x * 2 + weight + 1.5\n"
+    "    def body(y_ref, o_ref): o_ref[...] = y_ref[...]\n"
+    "    return pl.pallas_call(body, out_shape=jax.ShapeDtypeStruct(y.shape, y.dtype))(y)\n",
     "forgets_rows.py": KERNEL.replace("call(x, weight, x.shape[1])", "call(x, weight, 8)"),
     "other_shape.py": KERNEL.replace("weight, x.shape[1])", "weight, 16)[:1]"),
     "no_kernel.py": HEAD + "def workload(x, weight): return x * 2 + weight + 1.5\n",
@@ -86,6 +90,7 @@ EXPECTED: Mapping[str, tuple[str, str, str]] = {
     "right.py": ("correct", "passed", ""),
     "wrong.py": ("incorrect", "failed", "wrong answer"),
     "zero_weight.py": ("correct", "failed", "hidden: wrong answer"),
+    "copies.py": ("correct", "failed", "only copies"),
     "forgets_rows.py": ("incorrect", "failed", "no program writes"),
     "other_shape.py": ("incorrect", "failed", "shape mismatch: (2, 16, 128) vs (1, 16, 128)"),
     "no_kernel.py": ("correct", "failed", "no Pallas kernel"),
