@@ -39,6 +39,12 @@ def add_parser(commands: Any) -> None:
         "--dtype", action="append", metavar="DTYPE", help="of all arrays, or one for each (float32)"
     )
     parser.add_argument(
+        "--hidden-dtype",
+        action="append",
+        metavar="DTYPE",
+        help="of hidden calls, too (default: those that are usual for the chip); none for none",
+    )
+    parser.add_argument(
         "--size", action="append", default=[], metavar="NAME=N", help="a size of the first call"
     )
     parser.add_argument(
@@ -76,11 +82,13 @@ def run(arguments: argparse.Namespace) -> int:
     from pallas_sim import set_platforms
     from pytest_pallas.backends.devices import simulate
     from pytest_pallas.candidates.judge import verify_many
-    from pytest_pallas.candidates.verdicts import to_json
+    from pytest_pallas.candidates.verdicts import Report, to_json
+    from pytest_pallas.errors import ShapeLanguageError, SpecError
 
     set_platforms()
     simulate(_DEVICES, os.environ, explicit=False)
     reference = _loaded(arguments.reference)
+    listed: list[Report] = []
     try:
         reports = verify_many(
             arguments.candidates,
@@ -90,21 +98,27 @@ def run(arguments: argparse.Namespace) -> int:
             budget=arguments.budget,
             seed=arguments.seed,
             dtypes=tuple(arguments.dtype or ("float32",)),
+            hidden_dtypes=_hidden_dtypes(arguments.hidden_dtype),
             sizes={name: _integer(name, value) for name, value in _pairs(arguments.size)},
             options={name: _value(value) for name, value in _pairs(arguments.option)},
             differentiable=tuple(arguments.gradient),
             hidden=arguments.hidden,
             stop=not arguments.all,
         )
-        listed = []
         for report in reports:
             print(report, flush=True)  # noqa: T201
             listed.append(report)
     except OptionError:
         raise
+    except (SpecError, ShapeLanguageError) as error:
+        raise OptionError(str(error)) from error
     except (PallasError, OSError) as error:
         print(f"pytest-pallas: the judge failed: {error}", file=sys.stderr)  # noqa: T201
-        return 3
+        for candidate in arguments.candidates[len(listed) :]:
+            name = Path(candidate).name
+            listed.append(
+                Report(name=name, passed=False, score=0.0, stages=(), undecided=str(error))
+            )
     if arguments.json is not None:
         facts = [to_json(report) for report in listed]
         text = json.dumps(facts[0] if len(facts) == 1 else facts, indent=1)
@@ -166,6 +180,10 @@ def _targets(named: Sequence[str] | None) -> tuple[str, ...]:
     return tuple(targets)
 
 
+def _hidden_dtypes(named: Sequence[str] | None) -> Sequence[str] | None:
+    return named and [dtype for dtype in named if dtype != "none"]
+
+
 def _pairs(texts: Sequence[str]) -> list[tuple[str, str]]:
     pairs: list[tuple[str, str]] = []
     for text in texts:
@@ -177,8 +195,8 @@ def _pairs(texts: Sequence[str]) -> list[tuple[str, str]]:
 
 
 def _integer(name: str, value: str) -> int:
-    if not value.isdigit():
-        raise OptionError(f"--size {name}={value}: give a number")
+    if not value.isdigit() or not int(value):
+        raise OptionError(f"--size {name}={value}: give a number from 1 on")
     return int(value)
 
 
