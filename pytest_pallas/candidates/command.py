@@ -8,7 +8,7 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from pallas_sim.errors import OptionError, PallasError
 
@@ -43,6 +43,12 @@ def add_parser(commands: Any) -> None:
     parser.add_argument("--inputs", metavar="SHAPES", help="shapes of the arguments: 'm k, k n'")
     parser.add_argument(
         "--dtype", action="append", metavar="DTYPE", help="of all arrays, or one for each (float32)"
+    )
+    parser.add_argument(
+        "--hidden-dtype",
+        action="append",
+        metavar="DTYPE",
+        help="of hidden calls, too (default: those that are usual for the chip); none for none",
     )
     parser.add_argument(
         "--size", action="append", default=[], metavar="NAME=N", help="a size of the first call"
@@ -94,7 +100,8 @@ def run(arguments: argparse.Namespace) -> int:
     from pallas_sim import set_platforms
     from pytest_pallas.backends.devices import simulate
     from pytest_pallas.candidates.judge import verify_many
-    from pytest_pallas.candidates.verdicts import to_json
+    from pytest_pallas.candidates.verdicts import Report, to_json
+    from pytest_pallas.errors import ShapeLanguageError, SpecError
 
     set_platforms()
     if arguments.suite:
@@ -106,6 +113,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise OptionError("give --reference and --inputs, or --suite with a folder")
     simulate(_DEVICES, os.environ, explicit=False)
     reference = _loaded(arguments.reference)
+    listed: list[Report] = []
     try:
         reports = verify_many(
             arguments.candidates,
@@ -115,21 +123,27 @@ def run(arguments: argparse.Namespace) -> int:
             budget=arguments.budget,
             seed=arguments.seed,
             dtypes=tuple(arguments.dtype or ("float32",)),
+            hidden_dtypes=_hidden_dtypes(arguments.hidden_dtype),
             sizes={name: _integer(name, value) for name, value in _pairs(arguments.size)},
             options={name: _value(value) for name, value in _pairs(arguments.option)},
             differentiable=tuple(arguments.gradient),
             hidden=arguments.hidden,
             stop=not arguments.all,
         )
-        listed = []
         for report in reports:
-            print(report, flush=True)  # noqa: T201
+            print(report, file=_shown(arguments), flush=True)
             listed.append(report)
     except OptionError:
         raise
+    except (SpecError, ShapeLanguageError) as error:
+        raise OptionError(str(error)) from error
     except (PallasError, OSError) as error:
         print(f"pytest-pallas: the judge failed: {error}", file=sys.stderr)  # noqa: T201
-        return 3
+        for candidate in arguments.candidates[len(listed) :]:
+            name = Path(candidate).name
+            listed.append(
+                Report(name=name, passed=False, score=0.0, stages=(), undecided=str(error))
+            )
     facts = [to_json(report) for report in listed]
     _write_json(arguments.json, facts[0] if len(facts) == 1 else facts)
     return max((report.status for report in listed), default=0)
@@ -147,8 +161,7 @@ def _run_suite(arguments: argparse.Namespace) -> int:
     folder = Path(arguments.candidates[0])
     tasks = jaxbench.find_tasks(folder, arguments.workload, arguments.kernel)
     tpu = "v6e" if arguments.tpu == "auto" else arguments.tpu
-    shown = sys.stderr if arguments.json == _STDOUT else sys.stdout
-    print(jaxbench.table_head(), file=shown, flush=True)
+    print(jaxbench.table_head(), file=_shown(arguments), flush=True)
     verdicts: list[jaxbench.SuiteVerdict] = []
     judged = jaxbench.verify_suite(
         tasks,
@@ -159,10 +172,15 @@ def _run_suite(arguments: argparse.Namespace) -> int:
         stop=not arguments.all,
     )
     for verdict in judged:
-        print(jaxbench.table_row(verdict), file=shown, flush=True)
+        print(jaxbench.table_row(verdict), file=_shown(arguments), flush=True)
         verdicts.append(verdict)
     _write_json(arguments.json, jaxbench.suite_json(verdicts, tpu, single=bool(arguments.kernel)))
     return max((verdict.status for verdict in verdicts), default=0)
+
+
+def _shown(arguments: argparse.Namespace) -> TextIO:
+    """Return where tables and reports go: stdout, unless the JSON goes there."""
+    return sys.stderr if arguments.json == _STDOUT else sys.stdout
 
 
 def _write_json(path: Path | None, facts: Any) -> None:
@@ -234,6 +252,10 @@ def _targets(named: Sequence[str] | None) -> tuple[str, ...]:
     return tuple(targets)
 
 
+def _hidden_dtypes(named: Sequence[str] | None) -> Sequence[str] | None:
+    return named and [dtype for dtype in named if dtype != "none"]
+
+
 def _pairs(texts: Sequence[str]) -> list[tuple[str, str]]:
     pairs: list[tuple[str, str]] = []
     for text in texts:
@@ -245,8 +267,8 @@ def _pairs(texts: Sequence[str]) -> list[tuple[str, str]]:
 
 
 def _integer(name: str, value: str) -> int:
-    if not value.isdigit():
-        raise OptionError(f"--size {name}={value}: give a number")
+    if not value.isdigit() or not int(value):
+        raise OptionError(f"--size {name}={value}: give a number from 1 on")
     return int(value)
 
 

@@ -122,6 +122,9 @@ def verify_many(
         differentiable = differentiable or tuple(spec.differentiable)
     if reference is None or inputs is None:
         raise OptionError("give a reference and inputs, or a spec that has both")
+    for name, least in (("budget", 1), ("hidden", 0)):
+        if settings[name] < least:
+            raise OptionError(f"{name}={settings[name]:g}: give a number from {least} on")
     targets = tuple(settings["targets"])
     labels = tuple(map(_label, targets))
     simulators = [label for label in labels if label.name.endswith("-sim")]

@@ -126,6 +126,12 @@ def task_of(
     calls = tuple(_calls(reference, inputs, seed))
     if not calls:
         raise OptionError("the inputs draw no call; give shapes, such as 'm k, k n'")
+    arguments = len(calls[0].case.args)
+    for position in differentiable:
+        if not 0 <= position < arguments:
+            raise OptionError(
+                f"there is no argument {position} to differentiate by: calls have {arguments}"
+            )
     doubts: list[str] = []
     if any(call.example == "replaced zeros" for call in calls):
         doubts.append("arguments of zeros were replaced by drawn values: zeros hide what is wrong")
@@ -368,7 +374,9 @@ def _judged(calls: Sequence[DrawnCall]) -> tuple[tuple[str, ...], str]:
             doubts.append(f"the answer of the reference does not depend on argument {position}")
     floats = [answer for answer in answers if answer.dtype.kind in "fcV" and answer.size]
     fault = ""
-    if args and len(doubts) == len([value for value in args if value.size]):
+    if not answers or any(answer.dtype.kind in "OSU" for answer in answers):
+        fault = "the reference returns no arrays"
+    elif args and len(doubts) == len([value for value in args if value.size]):
         fault = "the answer of the reference is the same for all arguments"
     elif floats and all(
         np.nanmax(np.abs(answer.astype(np.float64)), initial=0.0) < _TINY for answer in floats
