@@ -17,7 +17,14 @@ from hypothesis.strategies import SearchStrategy
 
 from pytest_pallas.budget import LastUsed
 from pytest_pallas.compat.fuzzing import PLANNED, planning, without_module_constants
-from pytest_pallas.draw.arguments import Drawn, as_arguments, aspects, mark_drawn, mesh_aspects
+from pytest_pallas.draw.arguments import (
+    Arguments,
+    Drawn,
+    as_arguments,
+    aspects,
+    mark_drawn,
+    mesh_aspects,
+)
 from pytest_pallas.draw.arrays import strategy_errors
 from pytest_pallas.draw.covering import Covering, Goal, planned
 
@@ -107,8 +114,8 @@ class ExampleSource:
             arguments = as_arguments(example["drawn"])
             if any(arguments.recipe.get(name) != size for name, size in goal.sizes.items()):
                 return
-            words = dict(aspects(arguments))
-            others = sum(words.get(aspect, word) != word for aspect, word in goal.choices.items())
+            chosen = dict(aspects(arguments))
+            others = sum(chosen.get(aspect, word) != word for aspect, word in goal.choices.items())
             drawn.append((others, example["drawn"]))
             if not others:
                 raise _StopDrawing
@@ -292,6 +299,21 @@ def _most_parts(
         seen |= parts[best]
         met |= devices[best]
     return chosen
+
+
+def goal_of(arguments: Arguments) -> Goal:
+    """Return the goal of examples with the sizes and choices of a call."""
+    draws = [arguments, *(arg for arg in arguments.args if isinstance(arg, Drawn))]
+    sizes = {
+        name: size
+        for draw in draws
+        for name, size in draw.recipe.items()
+        if type(size) is int and name != "seed"
+    }
+    choices = {
+        aspect: word for draw in draws for aspect, word in aspects(draw) if aspect.role != "dim"
+    }
+    return Goal(sizes, choices)
 
 
 def draw_name(call: Any) -> str:

@@ -17,9 +17,9 @@ from math import prod
 from typing import Any
 
 from pallas_sim.coverage import Kind, Point, Reached, merged
-from pytest_pallas.draw.arguments import Arguments, Drawn, as_arguments, aspects
+from pytest_pallas.draw.arguments import Arguments, as_arguments
 from pytest_pallas.draw.covering import Covering, Goal
-from pytest_pallas.draw.examples import ExampleSource
+from pytest_pallas.draw.examples import ExampleSource, goal_of
 from pytest_pallas.draw.sizes import SizePool
 from pytest_pallas.record import VALUES, Aspect
 
@@ -229,18 +229,9 @@ class Growth:
 
 def _seen(arguments: Arguments, outcome: Any) -> Seen:
     """Return what matters of an example that ran."""
-    draws = [arguments, *(arg for arg in arguments.args if isinstance(arg, Drawn))]
-    sizes = {
-        name: size
-        for draw in draws
-        for name, size in draw.recipe.items()
-        if type(size) is int and name != "seed"
-    }
-    choices = {
-        aspect: word for draw in draws for aspect, word in aspects(draw) if aspect.role != "dim"
-    }
+    goal = goal_of(arguments)
     reached = {one.point: one for one in outcome.coverage}
-    return Seen(sizes, choices, reached, outcome.steps)
+    return Seen(goal.sizes, goal.choices, reached, outcome.steps)
 
 
 def _goals(growth: Growth, way: Way, covering: Covering) -> Iterator[Goal]:

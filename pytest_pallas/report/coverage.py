@@ -14,6 +14,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from pallas_sim.chips import Label
 from pallas_sim.coverage import Point, Reached, merged
 from pallas_sim.findings import SourceLine, line_in_file, read, short
 from pytest_pallas.coverage import by_point, concerns, reason_of, ways_of
@@ -70,7 +71,7 @@ def coverage_of(rows: Sequence[Record]) -> KernelCoverage:
     """Return what the records of one kernel reached together."""
     reached = sorted(map(_with_dead_code, _placed(reached_by(rows))), key=_order)
     points = by_point(reached)
-    passed = {row.backend.partition(":")[0] for row in rows if row.outcome in ("passed", "xpassed")}
+    passed = {Label.of(row.backend).name for row in rows if row.outcome in ("passed", "xpassed")}
     reasons = {key: why for row in rows for key, why in row.unreached.items()}
     excused = [
         (one.point, way, why)

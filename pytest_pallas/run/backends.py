@@ -474,8 +474,8 @@ def _tuned(strategy: Any) -> list[Any]:
     source = ExampleSource(strategy)
     _, covering = source.aimed(0, Goal({}, {}))
     goals = [
-        Goal({}, {aspect: [*words][-1]})
-        for aspect, words in covering.domain.items()
+        Goal({}, {aspect: [*labels][-1]})
+        for aspect, labels in covering.domain.items()
         if aspect.role == "tuning"
     ]
     draws = (source.aimed(0, goal)[0] for goal in goals[:_TUNED])

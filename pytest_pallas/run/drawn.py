@@ -38,6 +38,7 @@ from pytest_pallas.errors import CompilerFailedError, GoldenError, facts_of
 from pytest_pallas.pytest_session import Part
 from pytest_pallas.record import Note
 from pytest_pallas.replay.values import call_of, read
+from pytest_pallas.run.agreement import of_all
 from pytest_pallas.run.backends import run_on
 from pytest_pallas.run.check_run import (
     CheckRun,
@@ -48,7 +49,7 @@ from pytest_pallas.run.check_run import (
     run_example,
     subjects_of,
 )
-from pytest_pallas.run.fuzzing import Fuzz, drawn_calls, fuzz, of_all, replay
+from pytest_pallas.run.fuzzing import Fuzz, drawn_calls, fuzz, replay
 from pytest_pallas.run.rounds import RoundOutcome, fuzz_for, rounds_to_json, run_rounds
 from pytest_pallas.spec import KernelSpec
 
