@@ -63,7 +63,6 @@ class Explorer(Choices):
       chosen: by number, who took the next step wherever several could.
       memory: whether accesses to memory are kept. The proof of order says which of them are in no
         order; only for a run that shows it are they tried both ways.
-      sums: who added to floating-point memory, by its identity, name and line.
       turns: when somebody was passed over, and went on after that.
       jaxpr: what runs.
       alike: whether devices that have seen the same do the same next: see ``symmetry``.
@@ -76,9 +75,6 @@ class Explorer(Choices):
     past: Past = field(default_factory=Past)
     chosen: list[int] = field(default_factory=list[int])
     memory: bool = field(default=False)
-    sums: dict[tuple[int, str, str], set[Any]] = field(
-        default_factory=dict[tuple[int, str, str], set[Any]]
-    )
     turns: list[Turn] = field(default_factory=list["Turn"])
     jaxpr: Any = None
     alike: bool = False
@@ -462,9 +458,6 @@ class Explorer(Choices):
         if not (self.memory or atomic):
             return
         whole = root(region)
-        if atomic == "sum":
-            adders = self.sums.setdefault((id(whole), *where), set())
-            adders.add((step.actor, len(self.steps)))
         if id(whole) not in self._names:
             self._learn_all()
         # What no device has is a thread's own: it is named by who accessed it first, and when.
