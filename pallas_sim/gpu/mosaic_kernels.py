@@ -325,8 +325,10 @@ class _KernelRun:
 
     def points(self) -> list[tuple[int, ...]]:
         """Return the grid points of the clusters, in the order in which they begin."""
-        points = list(np.ndindex(*(size for _, size in self.kernel.mesh.grid)))
-        choices = self.launch.thread.machine.choices
+        grid = [size for _, size in self.kernel.mesh.grid]
+        machine = self.launch.thread.machine
+        machine.require_programs(grid)
+        points, choices = list(np.ndindex(*grid)), machine.choices
         return [points[at] for at in choices.order(len(points))]
 
     def run_one_by_one(self) -> None:
