@@ -474,10 +474,7 @@ def _need(site: Site, way: str, value: Interval) -> Need | None:
         need = value.test if way == "true" else opposite(value.test)
     else:
         need = line_test(value, "==", int(way))
-    if need is None or need[0][0] in ("scalar", "memory"):
-        return need
-    _, sign, least = need
-    return need if sign in (">", ">=", "!=") or least > 0 or (least == 0 and "=" in sign) else None
+    return need
 
 
 def note_wait(thread: Any, name: str, line: str, *, blocked: bool) -> None:
