@@ -246,6 +246,19 @@ class Machine:
                 "is too large to simulate"
             )
 
+    def require_programs(self, grid: Sequence[int]) -> None:
+        """Reject a grid that has more programs than equations may be evaluated.
+
+        Raises:
+          SimulationLimitError: it has.
+        """
+        programs = math.prod(grid)
+        if programs > self.limits.steps:
+            raise SimulationLimitError(
+                f"the grid has {programs:,} programs, and a run may evaluate "
+                f"{self.limits.steps:,} equations"
+            )
+
     def require(self, needed: int, what: str) -> None:
         """Reject an array of ``needed`` bytes that does not fit.
 

@@ -356,6 +356,9 @@ class Past:
         All waits before it must have enough. The semaphores are counted along the steps that come
         before both, or go on without the earlier one. That has taken what it needs to begin: two
         steps that take the same from a semaphore, as a lock, never access memory at once.
+
+        It errs to no: other steps between may wait for what only the earlier one gives, or for what
+        comes later in this run.
         """
         counts = Counter(self.initial)
         for position in range(earlier):
@@ -363,6 +366,39 @@ class Past:
         for (kind, what), amount in self.steps[earlier].operations.items():
             counts[what] -= amount if kind == "take" else 0
         return all(self._count(counts, position) for position in self.without(earlier, later))
+
+    def is_denied(self, earlier: int, later: int) -> bool:
+        """Return whether the later step cannot access memory ahead of the earlier one, or at once.
+
+        It errs to no. All goes on that need not come after one of the two and has enough; of what
+        it takes, only the part that must come before the later step is counted.
+        """
+        counts = Counter(self.initial)
+        for position in range(earlier):
+            self._count(counts, position)
+        for (kind, what), amount in self.steps[earlier].operations.items():
+            counts[what] -= amount if kind == "take" else 0
+        left = [
+            at
+            for at in range(earlier + 1, len(self.steps))
+            if at == later or not (self.precedes(earlier, at) or self.precedes(later, at))
+        ]
+        while later in left:
+            waiting = set(left)
+            able = [
+                at
+                for at in left
+                if waiting.isdisjoint(self.before[at]) and self._count(Counter(counts), at)
+            ]
+            others = [at for at in able if not self.precedes(at, later)]
+            for at in others or able[:1]:
+                left.remove(at)
+                for (kind, what), amount in self.steps[at].operations.items():
+                    if kind == "add" or not others:
+                        counts[what] += _change(kind, amount)
+            if not able:
+                return True
+        return False
 
     def _count(self, counts: Counter[Hashable], position: int) -> bool:
         """Count what a step adds to semaphores and takes; return whether its waits have enough."""

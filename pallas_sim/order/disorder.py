@@ -74,10 +74,16 @@ def disorder(
 
 
 def _findings(last: OrderPass, seed: int) -> list[Finding]:
-    """Return the violations of a run as findings."""
+    """Return the violations of a run as findings, one of each key."""
     find_overruns(last)
     report = _Report(last, seed)
-    return [_finding(report, *violation) for violation in last.violations]
+    findings: dict[Any, Finding] = {}
+    for kind, event, before in last.violations:
+        finding = _finding(report, kind, event, before)
+        if finding.key not in findings:
+            waits = _unproved(report, event, before)
+            findings[finding.key] = replace(finding, waits=waits)
+    return list(findings.values())
 
 
 def _renumber(events: Sequence[Event], owners: Sequence[Owner]) -> list[Owner]:
@@ -127,19 +133,15 @@ class _Report:
 
 
 def _finding(report: _Report, kind: str, event: Any, before: Any) -> Finding:
-    """Make a finding of one of ``OrderPass.violations``."""
+    """Make a finding of one of ``OrderPass.violations``, without its waits."""
     if kind == "entry":
         return _entry(report, event)
     if kind == "phase":
         return _overrun(report, event)
     later, earlier = _accesses(report, event, before)
     message = _race(kind, later, earlier, chained=_are_chained(event, before))
-    facts: dict[str, Any] = {
-        "accesses": (later, earlier),
-        "waits": _unproved(report, event, before),
-    }
     origin = event if isinstance(event, Touched) else event.origin
-    return _finding_at(report, "race", message, origin, later.ref, **facts)
+    return _finding_at(report, "race", message, origin, later.ref, accesses=(later, earlier))
 
 
 def _finding_at(

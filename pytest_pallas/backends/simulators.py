@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import time
 from collections.abc import Callable, Hashable, Sequence
@@ -72,6 +73,12 @@ class Simulator:
     def available(self) -> str | None:
         """Always None: the simulator needs nothing but numpy."""
         return None
+
+    @functools.cached_property
+    def installed_compiler(self) -> Compiler | None:
+        """The compiler, if it is installed. To find out takes as long as a small run."""
+        compiler = self.compiler
+        return compiler if compiler is not None and compiler.available() is None else None
 
     def context(self) -> Any:
         """Return the context to trace in."""
@@ -476,8 +483,8 @@ def _counter(backend: Simulator, call: Call) -> Callable[[Any], int | None] | No
     """Return what counts the shared memory of a kernel; None if no compiler is there."""
     if call.settings.rewriting is not None:
         return lambda _: 0  # whether the kernel fits is not asked of a mistake that was put in
-    compiler = backend.compiler
-    if compiler is None or compiler.available() is not None:
+    compiler = backend.installed_compiler
+    if compiler is None:
         return None
     return lambda kernel: compiler.shared_bytes(kernel, call.settings.timeout)
 

@@ -20,7 +20,7 @@ import numpy as np
 from pallas_sim.dtypes import epsilon, is_exact, is_inexact, wide
 from pallas_sim.errors import PallasError
 from pytest_pallas.backends.protocol import Backend, Outcome, label
-from pytest_pallas.checks.check import declare_check
+from pytest_pallas.checks import declare_check
 from pytest_pallas.checks.context import (
     CheckContext,
     CheckResult,

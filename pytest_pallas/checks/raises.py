@@ -12,7 +12,7 @@ import numpy as np
 from pytest_pallas.backends.execution import brief
 from pytest_pallas.backends.protocol import Outcome
 from pytest_pallas.backends.tracing import signature
-from pytest_pallas.checks.check import declare_check
+from pytest_pallas.checks import declare_check
 from pytest_pallas.checks.context import CheckContext, CheckResult, call, count_run
 from pytest_pallas.draw.arguments import Arguments
 from pytest_pallas.errors import MismatchError, NotApplicableError, SpecError

@@ -13,7 +13,7 @@ from jax.sharding import Mesh, PartitionSpec
 
 from pytest_pallas.backends.devices import make_mesh
 from pytest_pallas.backends.processes import gang
-from pytest_pallas.checks.check import declare_check
+from pytest_pallas.checks import declare_check
 from pytest_pallas.checks.context import CheckContext, CheckResult, exactly, expect, judge, run
 from pytest_pallas.errors import NotApplicableError, SpecError
 from pytest_pallas.record import Note

@@ -14,7 +14,7 @@ from typing import Any
 import pallas_sim
 from pallas_sim import SyncGroup, SynchronizationReport, SyncThreshold, thresholds
 from pytest_pallas.backends.protocol import Backend, chip_of
-from pytest_pallas.checks.check import declare_sanitizer
+from pytest_pallas.checks import declare_sanitizer
 from pytest_pallas.checks.context import CheckContext, CheckResult, as_kernel_error
 from pytest_pallas.checks.schedule import requires_concurrency
 from pytest_pallas.coverage import names

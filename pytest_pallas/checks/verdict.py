@@ -26,7 +26,7 @@ from pytest_pallas.backends.protocol import (
     code_of,
     label,
 )
-from pytest_pallas.checks.check import Check
+from pytest_pallas.checks import Check
 from pytest_pallas.checks.context import (
     CheckContext,
     CheckResult,

@@ -36,11 +36,11 @@ from pytest_pallas.isolate.messages import (
     WorkerReply,
     WorkerRequest,
     decoded,
+    differences,
     encoded,
     plain_reports,
     plain_warning,
 )
-from pytest_pallas.isolate.project import differences
 from pytest_pallas.options import Replay
 from pytest_pallas.pytest_session import JOURNAL, PART, SECONDS, WORKER, PytestSession, current
 

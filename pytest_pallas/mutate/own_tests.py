@@ -18,7 +18,7 @@ from pytest_pallas.compat.fuzzing import hypothesis_settings, set_hypothesis_set
 from pytest_pallas.decoding import jsonable
 from pytest_pallas.errors import MutantError
 from pytest_pallas.mutate import Mutant, mutants_of
-from pytest_pallas.mutate.canonical import TracedProgram, unchanged
+from pytest_pallas.mutate.programs import TracedProgram, unchanged
 from pytest_pallas.mutate.runner import (
     Journal,
     KilledBy,

@@ -213,7 +213,7 @@ class Reporter:
                 terminalreporter.write_line(self.costs)
             self._print_files(terminalreporter)
             return
-        from pytest_pallas.report.sections import declared_sections
+        from pytest_pallas.report.section import declared_sections
 
         width = int(terminalreporter.config.get_terminal_writer().fullwidth)
         results = self._results(

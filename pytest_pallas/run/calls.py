@@ -355,7 +355,7 @@ def _tracing_first(
     __tracebackhide__ = True
     from pytest_pallas.isolate.leaks import leaving_nothing
 
-    executes = backend.kind in ("simulating", "interpreting")
+    executes = _may_leave_state(session, backend)
     if session.observer is not None and arguments is not None:
         result = Result.of(kernel, check, backend, function=function)
         result.examples = 1
@@ -410,11 +410,16 @@ def _refuse_too_large(run: CheckRun, arguments: Arguments, names: Sequence[str])
         check_memory(f"{run.name} on {label(backend)}", own, needed, most)
 
 
+def _may_leave_state(session: Session, backend: Backend) -> bool:
+    """Return whether a kernel on a backend may change state of this process."""
+    return not session.only_programs and backend.kind in ("simulating", "interpreting")
+
+
 def _guarded(
     session: Session, headline: str, backend: Backend
 ) -> contextlib.AbstractContextManager[None]:
     """Let a check fail for state that it leaves changed in this process."""
-    if backend.kind not in ("simulating", "interpreting"):
+    if not _may_leave_state(session, backend):
         return contextlib.nullcontext()
     import jax
 

@@ -508,3 +508,29 @@ def test_a_copy_may_end_in_the_padding_of_the_last_tile_only(start, count, edge)
     values = simulate(kernel, at, x).values
     np.testing.assert_array_equal(values[:4], x[16:])
     assert np.isnan(values[4:]).all()
+
+
+@pytest.mark.parametrize("slots", [1, 2, 3, 4])
+@pytest.mark.parametrize("seed", [0, 1])
+def test_three_steps_later_a_block_may_be_read_through_an_alias(slots, seed):
+    def body(x_ref, sum_ref, o_ref):
+        o_ref[...] = sum_ref[...] + x_ref[...]
+
+    x, sums = array(96, 128), np.zeros((8 * slots, 128), np.float32)
+    slot = pl.BlockSpec((8, 128), lambda i: (i % slots, 0))
+    kernel = pl.pallas_call(
+        body,
+        out_shape=like(sums),
+        grid=(12,),
+        in_specs=[ROWS, slot],
+        out_specs=slot,
+        input_output_aliases={1: 0},
+    )
+    result = simulate(kernel, x, sums, seed=seed)
+    kinds = [finding.kind for finding in result.findings]
+    if slots < 3:
+        # With one block, the window stays: it is neither written back nor fetched in between.
+        assert kinds == (["overwritten"] if slots == 2 else [])
+    else:
+        np.testing.assert_array_equal(result.values, x.reshape(-1, *sums.shape).sum(0))
+        assert not kinds
