@@ -270,10 +270,9 @@ def _never_entered(
                 continue
             if all(map(is_dead, arounds)):
                 one = _of_sites(point, (site,), (0,) * len(site.ways), tuple(launches))
-                yield replace(
-                    one,
-                    within=tuple((outer.point(kernel), outer.ways[way]) for outer, way in arounds),
-                )
+                around = [outer for outer in arounds if outer is not None]
+                within = tuple((outer.point(kernel), outer.ways[way]) for outer, way in around)
+                yield replace(one, within=within)
 
 
 @functools.lru_cache(maxsize=64)
