@@ -22,14 +22,14 @@ from pallas_sim.findings import Finding as Finding
 from pallas_sim.functions import deviation_of_function as deviation_of_function
 from pallas_sim.functions import functions_alike as functions_alike
 from pallas_sim.functions import hashed_errors as hashed_errors
+from pallas_sim.inspector import LoadRecorder as LoadRecorder
+from pallas_sim.inspector import MagnitudeRecorder as MagnitudeRecorder
+from pallas_sim.inspector import uninitialized_load as uninitialized_load
 from pallas_sim.machine import Limits as Limits
 from pallas_sim.machine import Machine as Machine
 from pallas_sim.platforms import set_platforms as set_platforms
 from pallas_sim.products import passes_of as passes_of
 from pallas_sim.products import product_in_passes as product_in_passes
-from pallas_sim.recorders import LoadRecorder as LoadRecorder
-from pallas_sim.recorders import MagnitudeRecorder as MagnitudeRecorder
-from pallas_sim.recorders import uninitialized_load as uninitialized_load
 from pallas_sim.redundancy import SyncGroup as SyncGroup
 from pallas_sim.redundancy import SynchronizationReport as SynchronizationReport
 from pallas_sim.redundancy import SyncThreshold as SyncThreshold
