@@ -61,7 +61,7 @@ from twins.devices import DMA, boxes_of, meet, shard_of, sharded  # noqa: E402
 
 from pallas_sim import explore  # noqa: E402
 from pallas_sim.exploration.explorer import Explorer  # noqa: E402
-from pallas_sim.exploration.search import Search  # noqa: E402
+from pallas_sim.exploration.reduction import Search  # noqa: E402
 from pallas_sim.machine import Machine  # noqa: E402
 from pallas_sim.simulation import SimulatedCall  # noqa: E402
 from pytest_pallas.backends.devices import make_mesh  # noqa: E402

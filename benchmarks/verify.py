@@ -48,7 +48,7 @@ def judged(numbers: Sequence[int], hidden: int) -> list[bool]:
     import jax.numpy as jnp
 
     from pytest_pallas import verify_many
-    from pytest_pallas.candidates.judge import CandidateSource
+    from pytest_pallas.candidates.source import CandidateSource
 
     candidates: list[CandidateSource] = []
     for number in numbers:
@@ -87,14 +87,14 @@ def compared() -> None:
     import numpy as np
 
     from pytest_pallas import verify_many
-    from pytest_pallas.candidates.judge import CandidateSource
+    from pytest_pallas.candidates.source import CandidateSource
 
     cheats: Any = importlib.import_module("cheats")
 
     def reference(x: Any, y: Any) -> Any:
         return 2 * x + y
 
-    names = [name for name, (_, reasons) in cheats.CHEATS.items() if not _attacks(name, reasons)]
+    names = [name for name, (_, reason) in cheats.CHEATS.items() if not _attacks(name, reason)]
     candidates = [
         CandidateSource(
             name=name, files={"c.py": cheats.CHEATS[name][0]}, module="c.py", function="kernel"
@@ -125,11 +125,11 @@ def compared() -> None:
     print(f"not seen by one allclose: {missed}")
 
 
-def _attacks(name: str, reasons: Sequence[str]) -> bool:
+def _attacks(name: str, reason: str) -> bool:
     """Return whether a cheat attacks the process: it is not run in this one."""
     own = {"ended early", "forks", "timed out", "crashed", "too much output", "no answer"}
     own |= {"SystemExit", "OSError", "MemoryError", "FileNotFoundError", "too large"}
-    return bool(own & set(reasons)) or name.startswith("patches") or name == "endless_kernel"
+    return reason in own or name.startswith(("patches", "dot_", "endless", "huge"))
 
 
 def main() -> None:

@@ -27,6 +27,7 @@ from pallas_sim.inspector import MagnitudeRecorder as MagnitudeRecorder
 from pallas_sim.inspector import uninitialized_load as uninitialized_load
 from pallas_sim.machine import Limits as Limits
 from pallas_sim.machine import Machine as Machine
+from pallas_sim.machine import StepObserver as StepObserver
 from pallas_sim.platforms import set_platforms as set_platforms
 from pallas_sim.products import passes_of as passes_of
 from pallas_sim.products import product_in_passes as product_in_passes

@@ -537,22 +537,30 @@ class Excess:
 
 
 def padded(shape: Sequence[int], dtype: Any) -> int:
-    """Return bytes of an array in VMEM or SMEM: its last two dims are padded to tiles.
+    """Return bytes of an array in VMEM or SMEM: its last two dims are padded to tiles."""
+    if not shape:
+        return 4
+    return int(
+        math.prod(padded_shape((1, 1, *shape)[-max(2, len(shape)) :], dtype)) * itemsize(dtype)
+    )
+
+
+def padded_shape(shape: Sequence[int], dtype: Any) -> tuple[int, ...]:
+    """Return the shape of an array, of an axis at least, with its padding to whole tiles.
 
     A tile has 128 lanes, and 8 sublanes of 32 bits, which hold several rows of a narrow dtype. A
     few rows take no more sublanes than they need, rounded up to a power of two (libtpu 0.0.51,
-    measured).
+    measured). A tile of an array with one axis is a row of 32 bits in each lane.
     """
-    size = itemsize(dtype)
-    if not shape:
-        return 4
-    *outer, rows, lanes = (1, 1, *shape)[-max(2, len(shape)) :]
-    packing = max(1, int(4 / size))
+    *outer, lanes = shape
+    packing = max(1, int(4 / itemsize(dtype)))
+    if not outer:
+        return (-(-lanes // (packing * _LANES)) * packing * _LANES,)
+    *outer, rows = outer
     tile = min(
         _SUBLANES * packing, packing * 2 ** math.ceil(math.log2(max(1, -(-rows // packing))))
     )
-    rows, lanes = -(-rows // tile) * tile, -(-lanes // _LANES) * _LANES
-    return int(math.prod(outer) * rows * lanes * size)
+    return (*outer, -(-rows // tile) * tile, -(-lanes // _LANES) * _LANES)
 
 
 def itemsize(dtype: Any) -> float:

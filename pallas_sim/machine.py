@@ -21,12 +21,12 @@ import numpy as np
 
 from pallas_sim.chips import TARGETS, Accumulations, accumulations, arithmetic_of, cores_of
 from pallas_sim.choices import Choices
+from pallas_sim.counts import Coverage
 from pallas_sim.errors import DeadlockError, OptionError, SimulationError, SimulationLimitError
 from pallas_sim.findings import Finding, Owner, Wait
 from pallas_sim.findings import Kind as FindingKind
 from pallas_sim.functions import Errors, hashed_errors
 from pallas_sim.memory import AllocationKey, Ref, Region
-from pallas_sim.points import Coverage
 from pallas_sim.recording import Copy, Entered, Recording, Semaphore, Side
 from pallas_sim.scheduler import Scheduler
 from pallas_sim.sites import SiteLog
@@ -244,6 +244,19 @@ class Machine:
             raise SimulationLimitError(
                 f"stopped after {self.limits.steps:,} equations: a loop does not end, or the call "
                 "is too large to simulate"
+            )
+
+    def require_programs(self, grid: Sequence[int]) -> None:
+        """Reject a grid that has more programs than equations may be evaluated.
+
+        Raises:
+          SimulationLimitError: it has.
+        """
+        programs = math.prod(grid)
+        if programs > self.limits.steps:
+            raise SimulationLimitError(
+                f"the grid has {programs:,} programs, and a run may evaluate "
+                f"{self.limits.steps:,} equations"
             )
 
     def require(self, needed: int, what: str) -> None:

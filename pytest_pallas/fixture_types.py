@@ -4,7 +4,7 @@ pytest gives a test its fixtures by name, so an editor knows nothing of them. Wi
 completes their arguments, and a type checker checks them.
 
 The keyword arguments of ``pallas_check`` and ``pytest_pallas.check`` are declared here, once:
-their types in ``CheckKeywords``, their defaults in ``DEFAULTS``. ``spelled_out`` makes signatures
+their types in ``CheckKeywords``, their defaults in ``DEFAULTS``. ``spelled_out`` makes a signature
 of both.
 """
 
@@ -69,16 +69,28 @@ DEFAULTS: Mapping[str, Any] = {
 }
 
 
-def spelled_out[F: Callable[..., Any]](function: F) -> F:
-    """Show the arguments that ``**keywords: Unpack[CheckKeywords]`` stands for in a signature."""
-    *own, rest = inspect.signature(function).parameters.values()
-    assert rest.kind is rest.VAR_KEYWORD
-    stated = [
-        inspect.Parameter(name, rest.KEYWORD_ONLY, default=DEFAULTS[name], annotation=typed)
-        for name, typed in CheckKeywords.__annotations__.items()
-    ]
-    vars(function)["__signature__"] = inspect.Signature([*own, *stated], return_annotation=Any)
-    return function
+def spelled_out[F: Callable[..., Any]](
+    typed: type, defaults: Mapping[str, Any]
+) -> Callable[[F], F]:
+    """Show the arguments that ``**keywords: Unpack[...]`` stands for in a signature.
+
+    Args:
+      typed: the ``TypedDict`` of these arguments.
+      defaults: the default of each.
+    """
+
+    def shown(function: F) -> F:
+        signature = inspect.signature(function)
+        *own, rest = signature.parameters.values()
+        assert rest.kind is rest.VAR_KEYWORD
+        stated = [
+            inspect.Parameter(name, rest.KEYWORD_ONLY, default=defaults[name], annotation=kind)
+            for name, kind in typed.__annotations__.items()
+        ]
+        vars(function)["__signature__"] = signature.replace(parameters=[*own, *stated])
+        return function
+
+    return shown
 
 
 # Checkable when run, so that annotations can be checked by beartype and the like.
@@ -135,7 +147,7 @@ class PallasCheck(Protocol):
         self, kernel: KernelSpec, /, *args: Any, **keywords: Unpack[SpecKeywords]
     ) -> Any: ...
 
-    @spelled_out
+    @spelled_out(CheckKeywords, DEFAULTS)
     def __call__(
         self,
         kernel: Callable[..., Any] | KernelSpec,

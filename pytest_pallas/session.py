@@ -159,6 +159,8 @@ class Session:
     untold: list[Any] = field(default_factory=list[Any])
     #: Whether a check changed state of this process that could not be undone.
     stained: bool = False
+    #: Whether no kernel of this session is code of a user, so that none can leave state changed.
+    only_programs: bool = False
     #: The calls in ``@given`` tests, by test and kernel; see ``run.overdue``.
     calls: dict[tuple[str, str], CallsOfTest] = field(default_factory=dict[Any, Any])
 

@@ -83,13 +83,18 @@ def open_jaxpr(jaxpr: Any) -> tuple[Any, Sequence[Any]]:
 
 
 def without_dead_code(jaxpr: Any) -> Any:
-    """Return an open jaxpr without the equations that neither a result nor an effect depends on.
+    """Return a jaxpr without the equations that neither a result nor an effect depends on.
 
-    JAX and XLA remove them, too: a gradient may need no output of a forward kernel.
+    JAX and XLA remove them, too: a gradient may need no output of a forward kernel. Its inputs and
+    constants are those of the jaxpr.
     """
     eliminate: Any = importlib.import_module("jax.interpreters.partial_eval").dce_jaxpr
+    inner, consts = open_jaxpr(jaxpr)
     with _kernels_may_be_dead():
-        return eliminate(open_jaxpr(jaxpr)[0], True)[0]
+        live = eliminate(inner, True, instantiate=True)[0]
+    if hasattr(live, "consts"):
+        return live
+    return importlib.import_module("jax.extend.core").ClosedJaxpr(live, consts)
 
 
 @contextmanager

@@ -294,10 +294,13 @@ def _line_in_file(traceback: Any) -> SourceLine | None:
     return _CALLERS_OF.get(id(traceback), (None, None))[1] if caller is None else caller.at
 
 
+#: Where the modules of Python are, and those that are installed; asking takes long.
+_STANDARD, _INSTALLED = sysconfig.get_path("stdlib"), sysconfig.get_path("purelib")
+
+
 def _may_have_kernels(file: str) -> bool:
     """Return whether a file exists, and is of a user or of a library that has kernels."""
-    folder, installed = sysconfig.get_path("stdlib"), sysconfig.get_path("purelib")
-    standard = file.startswith(folder) and not file.startswith(installed)
+    standard = file.startswith(_STANDARD) and not file.startswith(_INSTALLED)
     return not standard and os.path.isfile(file) and not any(part in file for part in _RUNNERS)
 
 

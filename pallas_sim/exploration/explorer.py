@@ -19,6 +19,8 @@ from pallas_sim.exploration.past import (
     Past,
     part_of,
 )
+from pallas_sim.exploration.polling import wait_for_more
+from pallas_sim.exploration.symmetry import are_alike
 from pallas_sim.exploration.witness import Witness, digest_of
 from pallas_sim.findings import Owner, Wait
 from pallas_sim.machine import Machine
@@ -64,6 +66,9 @@ class Explorer(Choices):
       sums: who added to floating-point memory, by its identity, name and line.
       turns: when somebody was passed over, and went on after that.
       jaxpr: what runs.
+      alike: whether devices that have seen the same do the same next: see ``symmetry``.
+      waits_for_more: whether a round of a loop that sees less than one that does nothing does
+        nothing, too: see ``polling``.
     """
 
     machine: Machine = field(kw_only=True)
@@ -76,6 +81,8 @@ class Explorer(Choices):
     )
     turns: list[Turn] = field(default_factory=list["Turn"])
     jaxpr: Any = None
+    alike: bool = False
+    waits_for_more: bool = False
     _events: Any = None
     _seen: int = 0
     _names: dict[int, tuple[Any, Hashable]] = field(default_factory=dict[int, tuple[Any, Hashable]])
@@ -100,6 +107,7 @@ class Explorer(Choices):
     def begin(self, jaxpr: Any) -> None:
         """Keep what runs."""
         self.jaxpr = jaxpr
+        self.alike, self.waits_for_more = are_alike(jaxpr), wait_for_more(jaxpr)
 
     def next_task(self, ready: deque[Any]) -> Any:
         """Choose what happens next; copies move until a task goes on, or nothing can happen."""

@@ -325,8 +325,10 @@ class _KernelRun:
 
     def points(self) -> list[tuple[int, ...]]:
         """Return the grid points of the clusters, in the order in which they begin."""
-        points = list(np.ndindex(*(size for _, size in self.kernel.mesh.grid)))
-        choices = self.launch.thread.machine.choices
+        grid = [size for _, size in self.kernel.mesh.grid]
+        machine = self.launch.thread.machine
+        machine.require_programs(grid)
+        points, choices = list(np.ndindex(*grid)), machine.choices
         return [points[at] for at in choices.order(len(points))]
 
     def run_one_by_one(self) -> None:
@@ -343,6 +345,7 @@ class _KernelRun:
                 self.run([cluster])
             finally:
                 report_disorder(machine, recording)
+                _forget_memory([cluster])
 
     def run_all_at_once(self) -> None:
         """Run all clusters at the same time."""
@@ -362,6 +365,7 @@ class _KernelRun:
             self.run(clusters)
         finally:
             idle.remove(begin_next)
+            _forget_memory(clusters)
         events.append(Synchronized(numbers))
         if start is not None:
             events.append(Acquired(device.number, start.token))
@@ -429,6 +433,17 @@ class _KernelRun:
 def _threads(clusters: Sequence[BlockCluster]) -> list[GpuThread]:
     blocks = [block for cluster in clusters for block in cluster.blocks]
     return [thread for block in blocks for thread in block.warpgroups]
+
+
+def _forget_memory(clusters: Sequence[BlockCluster]) -> None:
+    """Forget the memory of blocks that have ended.
+
+    The arrays that hold a block's barriers refer to the block. Python's garbage collector does not
+    look into arrays, so nothing would ever free this cycle, and with it the whole run.
+    """
+    for cluster in clusters:
+        for block in cluster.blocks:
+            block.memory.clear()
 
 
 def _child(thread: Thread, **facts: Any) -> GpuThread:

@@ -91,6 +91,7 @@ def execute(kernel: PreparedKernel, thread: Thread, operands: Sequence[Any]) -> 
     facts, machine = kernel.facts, thread.machine
     require_whole_products(kernel)
     arguments = arguments_of(kernel, machine, operands)
+    machine.require_programs(arguments.grid)
     arrays = _memory(kernel, machine, arguments.inputs)
     note_unused(machine, kernel.equation, arrays[len(facts.inputs) :], kernel.only_written)
     order = GridOrder(math.prod(arguments.grid))

@@ -8,6 +8,7 @@ answers with programs as data. It never sees an input, a reference or a seed.
 from __future__ import annotations
 
 import contextlib
+import gc
 import importlib
 import json
 import os
@@ -42,6 +43,8 @@ def serve(descriptor: int) -> None:
 
     programs.classes()
     programs.primitive_of("add")
+    _trace_once()
+    gc.freeze()  # forks share the memory of what no collection looks at
     root = tempfile.mkdtemp(prefix="pallas_verify_")
     visible = visible_folders()
     channel.sendall(b"+")
@@ -55,6 +58,34 @@ def serve(descriptor: int) -> None:
     finally:
         with contextlib.suppress(OSError):
             os.rmdir(root)
+
+
+def _trace_once() -> None:
+    """Trace a kernel, so that forks find what JAX makes at its first trace.
+
+    That is not for a chip, because ``tracing_for`` starts JAX, and with it threads.
+    """
+    import jax
+    import jax.numpy as jnp
+    from jax.experimental import pallas as pl
+
+    from pytest_pallas.candidates.codec import ProgramData, encode
+
+    def body(x_ref: Any, y_ref: Any, o_ref: Any) -> None:
+        o_ref[...] = jnp.dot(x_ref[...], y_ref[...]) + pl.program_id(0)
+
+    def kernel(x: Any, y: Any) -> Any:
+        block = pl.BlockSpec((8, 8), lambda i: (i, 0))
+        shape = jax.ShapeDtypeStruct(x.shape, x.dtype)
+        grid = (pl.cdiv(x.shape[0], 8),)
+        call = pl.pallas_call(
+            body, grid=grid, in_specs=[block, block], out_specs=block, out_shape=shape
+        )
+        return call(x, y)
+
+    facts = {"args": [((8, 8), "float32")] * 2, "options": {}}
+    jaxpr, shape = _traced(kernel, facts)
+    encode(ProgramData(jaxpr, jax.tree.structure(shape)))
 
 
 def _receive(channel: socket.socket, size: int) -> bytes:

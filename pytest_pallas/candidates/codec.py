@@ -58,7 +58,7 @@ _REASONS = {
 }
 
 #: Parameters that hold functions or facts that no rule reads; None takes their where_defined.
-_UNREAD = frozenset({"sharding", "out_sharding"})
+_UNREAD = frozenset({"sharding", "out_sharding", "computation"})
 
 
 @dataclass(frozen=True)

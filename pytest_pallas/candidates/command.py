@@ -123,7 +123,7 @@ def _loaded(target: str) -> Any:
     """
     import importlib.util
 
-    from pytest_pallas.candidates.judge import divided
+    from pytest_pallas.candidates.source import divided
 
     path, name = divided(target)
     if not path.is_file():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -113,15 +113,16 @@ class Stage:
 
 @dataclass(frozen=True, kw_only=True)
 class Work:
-    """Where a program's work is done, estimated from its equations.
+    """Where a program's work is done, counted while it runs.
 
     Attributes:
       inside: floating-point operations inside of Pallas kernels.
       outside: those outside of them.
       inside_bytes: bytes that kernels read and write.
       outside_bytes: bytes that operations outside of them write.
-      kernels: how many kernels there are.
+      kernels: how many kernels ran.
       constants: bytes of constants.
+      copies: whether all that they gave had been given to them.
     """
 
     inside: int = 0
@@ -130,6 +131,7 @@ class Work:
     outside_bytes: int = 0
     kernels: int = 0
     constants: int = 0
+    copies: bool = False
 
     @property
     def share(self) -> float:
@@ -152,8 +154,10 @@ class Report:
       digest: a name of the programs that were judged; "" if there are none. Programs of the same
         digest compute the same.
       programs: the digest of each program, by shapes.
-      work: of the largest program.
+      functions: these programs as functions of arrays, by shapes: what to time, and to run.
+      work: of the first call.
       task: what is doubtful about the task itself.
+      unserved: hidden dtypes and options that the candidate does not serve, and why.
       in_force: what the sandbox took away from the candidate.
       targets: the backends.
       seed: of the draws; with it, the same calls are drawn again.
@@ -169,8 +173,12 @@ class Report:
     counterexamples: tuple[Counterexample, ...] = ()
     digest: str = ""
     programs: Mapping[str, str] = field(default_factory=dict[str, str])
+    functions: Mapping[str, Callable[..., Any]] = field(
+        default_factory=dict[str, Any], repr=False, compare=False
+    )
     work: Work = field(default_factory=Work)
     task: tuple[str, ...] = ()
+    unserved: tuple[str, ...] = ()
     in_force: tuple[str, ...] = ()
     targets: tuple[str, ...] = ()
     seed: int = 0
@@ -213,11 +221,12 @@ def to_json(report: Report) -> dict[str, Any]:
     """Return a report as plain JSON values; infinite numbers and NaN become texts."""
     facts: dict[str, Any] = {
         "format": 1,
-        **dataclasses.asdict(report),
+        **dataclasses.asdict(dataclasses.replace(report, functions={})),
         "reason": report.reason,
         "status": report.status,
         "weights": dict(WEIGHTS),
     }
+    del facts["functions"]
     facts["work"]["share"] = report.work.share
     return _plain(facts)
 
@@ -245,6 +254,7 @@ def _lines(report: Report) -> list[str]:
             text += f" ({stage.calls} calls)"
         lines.append(text + (f": {stage.sentence}" if stage.sentence else ""))
     lines += [f"  task: {sentence}" for sentence in report.task]
+    lines += [f"  not served: {sentence}" for sentence in report.unserved]
     for example in report.counterexamples:
         shapes = ", ".join(
             f"{dtype}{list(shape)}"

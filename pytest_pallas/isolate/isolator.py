@@ -82,7 +82,9 @@ class _HazardObserver:
         """Create for a test with a reason, or without."""
         self.reason = reason
 
-    def example(self, builder: Result, facts: Sequence[Fact], call: str = "") -> None:
+    def example(
+        self, builder: Result, facts: Sequence[Fact], call: str = "", goal: Any = None
+    ) -> None:
         """Nothing to do."""
 
     def traced(self, call: Call, jaxpr: Any, kernels: Sequence[Any]) -> None:
@@ -256,11 +258,12 @@ class Isolator:
         choices. So an example that crashes or hangs costs a worker each time, and nothing else.
 
         Returns:
-          What came of the simplest one; None if the example is not one of a usual round, or ends
-          no process again.
+          What came of the simplest one; None if no example of these sizes and choices ends a
+          process again.
         """
         from pytest_pallas.compat.fuzzing import blob_of_draw
-        from pytest_pallas.draw.examples import draw_name
+        from pytest_pallas.draw.covering import Goal
+        from pytest_pallas.record import Aspect
         from pytest_pallas.run.drawn import fuzz_of
         from pytest_pallas.run.fuzzing import shrink_with
 
@@ -278,7 +281,8 @@ class Isolator:
             run_of_item = item.check_run()
             shrink_with(
                 dataclasses.replace(fuzz_of(run_of_item), run=run),
-                lambda other: draw_name(other) == step.call,
+                step.call,
+                Goal(step.sizes, {Aspect(role, name): word for role, name, word in step.choices}),
                 seed=run_of_item.options.seed,
                 budget=run_of_item.budget,
                 seconds=seconds,

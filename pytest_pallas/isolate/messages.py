@@ -385,6 +385,8 @@ class StepNote:
       kernel, check, backend, family, source, mesh: those of the example, or of the spec's test.
       examples: number of started examples, with this one.
       call: the name of the example (``draw_name``).
+      sizes: of its dims, by name.
+      choices: its other words, each with the role and the name of its aspect.
       drawn: the example, as names and texts of facts.
       running: the running kernels, as ``name at file:line``.
     """
@@ -399,6 +401,8 @@ class StepNote:
     mesh: Mapping[str, int] = field(default_factory=dict[str, int])
     examples: Count = 0
     call: Exact = ""
+    sizes: Mapping[str, int] = field(default_factory=dict[str, int])
+    choices: Sequence[tuple[Exact, Exact, Exact]] = ()
     drawn: Sequence[tuple[str, Text]] = ()
     running: Sequence[str] = ()
 

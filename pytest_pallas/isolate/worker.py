@@ -46,6 +46,7 @@ from pytest_pallas.pytest_session import JOURNAL, PART, SECONDS, WORKER, PytestS
 
 if TYPE_CHECKING:
     from pytest_pallas.backends.protocol import Call
+    from pytest_pallas.draw.covering import Goal
     from pytest_pallas.draw.database import Recorded
 
 #: The name of the profile of Hypothesis whose database records changes and writes no files.
@@ -426,14 +427,21 @@ class Alarm:
         """Stop the timer."""
         faulthandler.cancel_dump_traceback_later()
 
-    def example(self, builder: Any, facts: Sequence[Fact], call: str = "") -> None:
-        """Begin the step of an example, which a spec's check draws under the name ``call``."""
+    def example(
+        self, builder: Any, facts: Sequence[Fact], call: str = "", goal: Goal | None = None
+    ) -> None:
+        """Begin the step of an example, which a spec's check draws under the name ``call``.
+
+        With the same goal, it draws others of the same sizes and choices.
+        """
         note = StepNote(
             step="an example",
             limit=longest(self._timeout),
             **_subject(builder),
             examples=builder.earlier + builder.examples,
             call=call,
+            sizes={} if goal is None else goal.sizes,
+            choices=[] if goal is None else [(*one, word) for one, word in goal.choices.items()],
             drawn=[(fact.name, fact.text[:_WIDTH]) for fact in facts[:_LINES]],
         )
         self._step(note)

@@ -70,10 +70,12 @@ class _TraceRecorder:
         self.other = other
         self.programs: list[Any] = []
 
-    def example(self, builder: Any, facts: Sequence[Fact], call: str = "") -> None:
+    def example(
+        self, builder: Any, facts: Sequence[Fact], call: str = "", goal: Any = None
+    ) -> None:
         """An example begins."""
         if self.other is not None:
-            self.other.example(builder, facts, call)
+            self.other.example(builder, facts, call, goal)
 
     def traced(self, call: Any, jaxpr: Any, kernels: Sequence[Any]) -> None:
         """A call was traced."""

@@ -65,6 +65,7 @@ from pytest_pallas.run.call_arguments import (
     refuse_spread,
     refuse_unknown,
 )
+from pytest_pallas.run.causes import title_of
 from pytest_pallas.run.check_run import (
     CheckRun,
     check_run,
@@ -76,7 +77,6 @@ from pytest_pallas.run.check_run import (
     run_example,
 )
 from pytest_pallas.run.drawn import run_drawn
-from pytest_pallas.run.fuzzing import title_of
 from pytest_pallas.run.nodes import unmet_by_kernels
 from pytest_pallas.run.overdue import once_in_a_test
 from pytest_pallas.run.result import Result
@@ -199,7 +199,7 @@ def _check_function(
             check
             for check in checks
             # one call is not the examples that a check concludes from
-            if check.conclude is None and (check.kind != "sanitizer" or check.name in sanitizers)
+            if (check.name in sanitizers if check.kind == "sanitizer" else check.conclude is None)
         ]
     return _check_call((dataclasses.replace(run, check=check) for check in checks), call, named)
 
@@ -355,7 +355,7 @@ def _tracing_first(
     __tracebackhide__ = True
     from pytest_pallas.isolate.leaks import leaving_nothing
 
-    executes = backend.kind in ("simulating", "interpreting")
+    executes = _may_leave_state(session, backend)
     if session.observer is not None and arguments is not None:
         result = Result.of(kernel, check, backend, function=function)
         result.examples = 1
@@ -410,11 +410,16 @@ def _refuse_too_large(run: CheckRun, arguments: Arguments, names: Sequence[str])
         check_memory(f"{run.name} on {label(backend)}", own, needed, most)
 
 
+def _may_leave_state(session: Session, backend: Backend) -> bool:
+    """Return whether a kernel on a backend may change state of this process."""
+    return not session.only_programs and backend.kind in ("simulating", "interpreting")
+
+
 def _guarded(
     session: Session, headline: str, backend: Backend
 ) -> contextlib.AbstractContextManager[None]:
     """Let a check fail for state that it leaves changed in this process."""
-    if backend.kind not in ("simulating", "interpreting"):
+    if not _may_leave_state(session, backend):
         return contextlib.nullcontext()
     import jax
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
 from pallas_sim import set_platforms
 from pallas_sim.chips import accumulations
@@ -16,13 +16,16 @@ from pytest_pallas.backends.registry import select
 from pytest_pallas.checks import Check
 from pytest_pallas.compile.service import Service
 from pytest_pallas.database import parse_places
-from pytest_pallas.fixture_types import CheckKeywords, spelled_out
+from pytest_pallas.fixture_types import DEFAULTS, CheckKeywords, spelled_out
 from pytest_pallas.options import PROFILES, Options
 from pytest_pallas.run.backends import on_claimed_chips, without_replaced
 from pytest_pallas.run.call_arguments import listed, refuse_others
 from pytest_pallas.run.calls import check_kernel
 from pytest_pallas.session import Harness, Session, SpecFacts
 from pytest_pallas.spec import KernelSpec
+
+if TYPE_CHECKING:
+    from pytest_pallas.judge.oracle import ExpectedCache
 
 #: The keyword arguments that ``pallas_check`` takes from pytest's options and marks.
 _OF_THE_RUN = (
@@ -31,7 +34,7 @@ _OF_THE_RUN = (
 )
 
 
-@spelled_out
+@spelled_out(CheckKeywords, DEFAULTS)
 def check(
     kernel: Callable[..., Any] | KernelSpec,
     /,
@@ -146,6 +149,37 @@ def check(
     except PallasError as error:
         # A traceback through this package would hide the message.
         raise error.with_traceback(None) from error.__cause__
+
+
+def calls_checker(backend: str, timeout: float, cache: ExpectedCache) -> Callable[..., Any]:
+    """Return a function that checks calls of programs on a backend, in one session.
+
+    It does what ``check`` does, but for the look for state that user code leaves changed.
+
+    Args:
+      backend: ``"NAME"`` or ``"NAME:TARGET"``.
+      timeout: time limit in seconds, as that of ``check``.
+      cache: of expected values, which several sessions may share.
+
+    Raises:
+      OptionError: an unknown name.
+      BackendUnavailableError: it is not available here.
+    """
+    set_platforms()
+    count = simulate(Options.devices, os.environ, explicit=False)
+    options = _run_options({"timeout": timeout}, count, (backend,))
+    session = _Session(options=options, only_programs=True)
+    session.cache = cache
+    chosen = _backend(session, None, backend, ())
+
+    def checked(kernel: Any, args: tuple[Any, ...], reference: Any, **keywords: Any) -> Any:
+        session.results.clear()
+        try:
+            return check_kernel(session, chosen, kernel, args, reference, keywords)
+        except PallasError as error:
+            raise error.with_traceback(None) from error.__cause__
+
+    return checked
 
 
 class _Session(Session):

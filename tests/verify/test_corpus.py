@@ -11,12 +11,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import pytest
-from cheats import CHEATS
+from cheats import CHEATS, OTHER_NAMES
 
 from pytest_pallas import Report, verify_many
 from pytest_pallas.candidates.jail import SandboxLimits
-from pytest_pallas.candidates.judge import CandidateSource, candidate_of
 from pytest_pallas.candidates.sandbox import Sandbox
+from pytest_pallas.candidates.source import CandidateSource, candidate_of
 from pytest_pallas.candidates.verdicts import to_json
 
 HONEST = Path(__file__).with_name("honest.py")
@@ -57,23 +57,24 @@ def judged(task: str) -> Mapping[str, Report]:
 
 
 @functools.cache
-def caught() -> Mapping[str, Report]:
-    """Reports of all cheats."""
+def caught(task: str) -> Mapping[str, Report]:
+    """Reports of all cheats of a task."""
+    names = [name for name in CHEATS if task_of_cheat(name) == task]
     candidates = [
-        CandidateSource(name=name, files={"cheat.py": text}, module="cheat.py", function="kernel")
-        for name, (text, _) in CHEATS.items()
+        CandidateSource(
+            name=name, files={"cheat.py": CHEATS[name][0]}, module="cheat.py", function="kernel"
+        )
+        for name in names
     ]
+    reference, inputs, sizes = TASKS[task]
     reports = verify_many(
-        candidates,
-        doubled,
-        "m n, m n",
-        targets=TARGETS,
-        seed=5,
-        sizes={"m": 16, "n": 128},
-        hidden=6,
-        budget=6,
+        candidates, reference, inputs, targets=TARGETS, seed=5, sizes=sizes, hidden=6, budget=6
     )
-    return dict(zip(CHEATS, reports, strict=True))
+    return dict(zip(names, reports, strict=True))
+
+
+def task_of_cheat(name: str) -> str:
+    return "dot" if name.startswith("dot_") else "add"
 
 
 def test_the_corpus_is_as_large_as_it_should_be() -> None:
@@ -91,16 +92,16 @@ def test_no_honest_kernel_is_refused(name: str) -> None:
 
 @pytest.mark.parametrize("name", CHEATS)
 def test_every_cheat_is_refused_by_its_name(name: str) -> None:
-    report = caught()[name]
+    report = caught(task_of_cheat(name))[name]
     assert not report.passed
     assert report.status == 1, str(report)
-    assert report.reason in CHEATS[name][1], str(report)
+    assert report.reason in (CHEATS[name][1], *OTHER_NAMES.get(name, ())), str(report)
     assert report.score < 0.9
     json.dumps(to_json(report), allow_nan=False)
 
 
 def test_nothing_is_left_behind() -> None:
-    caught()
+    caught("add")
     assert not Path("/var/tmp/pytest_pallas_was_here").exists()
 
 
@@ -113,7 +114,7 @@ def test_nothing_is_left_behind() -> None:
 )
 def test_without_namespaces_there_is_a_verdict_too(name: str) -> None:
     """Where the system allows no namespaces, limits and Landlock hold."""
-    text, names = CHEATS[name]
+    text, reason = CHEATS[name]
     case = candidate_of(CandidateSource(name=name, files={}, module="", function=""))
     assert case.problem is None
     with Sandbox(SandboxLimits(seconds=5), separate=False) as sandbox:
@@ -123,4 +124,5 @@ def test_without_namespaces_there_is_a_verdict_too(name: str) -> None:
         assert traced.failed is None
     else:
         assert traced.failed is not None
-        assert traced.failed.name in (*names, "PermissionError", "crashed")
+        names = (reason, *OTHER_NAMES.get(name, ()), "PermissionError", "crashed")
+        assert traced.failed.name in names

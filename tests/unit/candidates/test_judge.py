@@ -16,7 +16,7 @@ import pytest_pallas
 from pytest_pallas import OptionError, Report, verify, verify_many
 from pytest_pallas import strategies as pst
 from pytest_pallas.__main__ import main
-from pytest_pallas.candidates.judge import CandidateSource
+from pytest_pallas.candidates.source import CandidateSource
 from pytest_pallas.candidates.verdicts import WEIGHTS, Stage, score_of, to_json
 from pytest_pallas.candidates.work import work_of
 
@@ -303,7 +303,8 @@ def test_work_is_counted_where_it_is_done() -> None:
         )(x, w)
         return y + 1
 
-    work = work_of(jax.make_jaxpr(function)(np.ones((16, 128), np.float32), np.ones((128, 128))))
+    args = np.ones((16, 128), np.float32), np.ones((128, 128), np.float32)
+    work = work_of(jax.make_jaxpr(function)(*args), args, "v6e", 10.0)
     assert work.inside == 2 * 16 * 128 * 128
     assert work.outside == 16 * 128
     assert work.kernels == 1

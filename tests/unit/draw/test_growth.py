@@ -107,7 +107,7 @@ def test_nothing_grows_for_an_accepted_way():
     accepted = grown(
         pst.arrays("m n", multiple_of=TILES),
         late,
-        accepts=lambda one, way: (one.point, way) == (BRANCH, "true"),
+        accepts=lambda one, way, _: (one.point, way) == (BRANCH, "true"),
     )
     assert accepted == ([], {})
 
