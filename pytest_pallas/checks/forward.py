@@ -113,15 +113,10 @@ REPEATS, ON_A_CHIP = 2, 19
 _ANY_ORDER = "deterministic=False says that two right runs may differ in their last bits"
 
 
-def _requires_determinism(spec: KernelSpec) -> str | None:
-    """Two right runs of the kernel are bitwise equal."""
-    return None if spec.deterministic else _ANY_ORDER
-
-
 @declare_check(
     "determinism",
     asks="is a second call bitwise equal to the first?",
-    requires_spec=_requires_determinism,
+    requires_spec=lambda spec: None if spec.deterministic else _ANY_ORDER,
     example_fraction=0.5,
 )
 def determinism(context: CheckContext) -> CheckResult:
