@@ -82,7 +82,7 @@ class Explorer(Choices):
     _events: Any = None
     _seen: int = 0
     _names: dict[int, tuple[Any, Hashable]] = field(default_factory=dict[int, tuple[Any, Hashable]])
-    _copies: dict[int, tuple[Any, Actor]] = field(default_factory=dict[int, tuple[Any, Actor]])
+    _actors: dict[Any, Actor] = field(default_factory=dict[Any, Actor])
     _things: dict[Actor, Any] = field(default_factory=dict[Actor, Any])
     _since: dict[Actor, int] = field(default_factory=dict[Actor, int])
     _counts: Counter[Any] = field(default_factory=Counter[Any])
@@ -202,7 +202,7 @@ class Explorer(Choices):
         owner = self.owner_of(actor)
         if actor[0] == "thread":
             return str(owner)
-        copy = next(copy for copy, known in self._copies.values() if known == actor)
+        copy = self._things[actor]
         source, target = copy.names
         what = f"{source or 'memory'} -> {target or 'memory'}, {_brief(copy.line)}"
         return f"copy {actor[2]} of {owner} ({what})"
@@ -374,13 +374,13 @@ class Explorer(Choices):
             _operate(step, "add", self._name(semaphore), copy.size, (semaphore.name, copy.line))
 
     def _actor_of(self, copy: Any) -> Actor:
-        known = self._copies.get(id(copy))
+        known = self._actors.get(copy)
         if known is not None:
-            return known[1]
+            return known
         starter = self.steps[-1].actor if self.steps else ("thread", -1, 0)
         actor = ("copy", starter[1], self._counts["copies", starter[1]])
         self._counts["copies", starter[1]] += 1
-        self._copies[id(copy)], self._things[actor] = (copy, actor), copy
+        self._actors[copy], self._things[actor] = actor, copy
         if self.steps:
             self.past.begin(actor, len(self.steps) - 1)
         return actor
