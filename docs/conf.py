@@ -126,7 +126,7 @@ _INNER_OF_SIMULATOR = (
     "machine.Engines",
     "machine.StepObserver",
     "points.Coverage",
-    "recorders.RecordedLoad",
+    "inspector.RecordedLoad",
     "recording.Copy",
     "recording.Recording",
     "recording.Semaphore",

@@ -363,7 +363,7 @@ class StepObserver:
     """Sees each equation before and after a run evaluates it: see ``Machine.inspector``.
 
     This one only counts equations one by one, which is the time of a timeline. ``inspector`` and
-    ``recorders`` have those that look at values.
+    ``inspector`` has those that look at values.
 
     Attributes:
       raised: what it raised itself, which ends the run as it is.

@@ -13,7 +13,7 @@ import inspect
 import math
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -37,9 +37,6 @@ from pytest_pallas.judge.references import Leaves, flatten
 from pytest_pallas.judge.tolerance import FLOAT32_BITS, Comparison
 from pytest_pallas.record import Note
 from pytest_pallas.spec import KernelSpec
-
-if TYPE_CHECKING:
-    from pytest_pallas.draw.arguments import Arguments
 
 
 def apart(
@@ -168,7 +165,7 @@ def accepted(function: Callable[..., Any], tuning: Collection[str]) -> list[str]
 
 def _context_of(context: CheckContext, other: ComparisonPeer) -> CheckContext:
     """Return the drawn call of a peer."""
-    arguments: Arguments = context.arguments
+    arguments = context.arguments
     if not other.is_kernel:
         taken = accepted(other.function, arguments.tuning)
         tuning = {name: arguments.tuning[name] for name in taken}

@@ -66,15 +66,12 @@ def gradient_program(context: CheckContext, cotangents: Any = None) -> Program:
     return Vjp(context.kernel, by), (cotangents, *context.arguments.args)
 
 
-def _requires_derivative(spec: KernelSpec) -> str | None:
-    """A spec must have the arguments to differentiate by."""
-    return None if spec.differentiable else "the spec names no differentiable arguments"
-
-
 @declare_check(
     "gradient",
     asks="is the reverse mode that of the reference?",
-    requires_spec=_requires_derivative,
+    requires_spec=lambda spec: (
+        None if spec.differentiable else "the spec names no differentiable arguments"
+    ),
     example_fraction=0.5,
     program=gradient_program,
     differentiates="only",

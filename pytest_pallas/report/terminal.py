@@ -1,6 +1,6 @@
 """Write the header of a run, the table of its checks, and the lines below the table.
 
-A feature writes its own section in its own module; ``report.sections`` lists all sections.
+A feature writes its own section in its own module; ``report.section`` lists all sections.
 """
 
 from __future__ import annotations
