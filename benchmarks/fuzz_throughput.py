@@ -234,7 +234,7 @@ def pytest_configure() -> None:
             noted = now
             seen.update(failed=failed, seconds=now - started, shapes=len(shapes))
             seen["processor"] = time.process_time() - before
-            path.write_text(json.dumps(seen))
+            write(path, seen)
 
     def timed(*args: Any, **rest: Any) -> None:
         nonlocal started, before
@@ -262,9 +262,16 @@ def pytest_configure() -> None:
 
     def finish() -> None:
         seen["pairs"] = pairs_of(inputs)
-        path.write_text(json.dumps(seen))
+        write(path, seen)
 
     atexit.register(finish)
+
+
+def write(path: Path, seen: Any) -> None:
+    """Write what was seen, as a whole: another process reads it at any time."""
+    part = path.with_suffix(".part")
+    part.write_text(json.dumps(seen))
+    part.replace(path)
 
 
 def pytest_collection_modifyitems(items: list[Any]) -> None:
@@ -291,7 +298,7 @@ def ours(folder: Path, kernel: str, *words: str, limit: float) -> Any:
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
         )
-        deadline = time.monotonic() + limit + 30  # for imports and collection
+        deadline = time.monotonic() + limit + 120  # for imports and collection
         while process.poll() is None and time.monotonic() < deadline:
             time.sleep(0.1)
             if seen.exists() and json.loads(seen.read_text() or "{}").get("failed"):

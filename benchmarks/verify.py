@@ -1,10 +1,11 @@
 """Candidates a minute, and what one ``allclose`` on ``interpret`` sees of the wrong kernels.
 
-    python benchmarks/verify.py [--candidates N] [--hidden N] [--processes N]
+    python benchmarks/verify.py [--part PART] [--candidates N] [--hidden N] [--processes N]
 
-First a matmul in several variants, right and wrong, is judged on ``tpu-sim:v6e`` with 20 hidden
-calls, in two processes. Then the wrong kernels of ``tests/verify`` are judged, and compared with
-what a benchmark does: one call at the given shape on JAX's interpreter, and ``allclose``.
+``speed``: a matmul in several variants, right and wrong, is judged on ``tpu-sim:v6e`` with 20
+hidden calls, in two processes. ``cheats`` and ``broken``: the wrong kernels of ``tests/verify`` and
+of ``tests/broken`` are judged, and compared with what a benchmark does: one call on JAX's
+interpreter, and ``allclose``.
 """
 
 from __future__ import annotations
@@ -21,7 +22,13 @@ from typing import Any
 
 ROOT = Path(__file__).parents[1]
 
-sys.path.insert(0, str(ROOT / "tests/verify"))
+sys.path[:0] = [str(ROOT / part) for part in ("tests/verify", "tests/broken", "tests/support")]
+
+#: What a benchmark asks of an answer.
+ALLCLOSE = {"rtol": 1e-2, "atol": 1e-2}
+
+#: Chips to judge a kernel on: the first that it is written for.
+CHIPS = ("tpu-sim:v6e", "gpu-sim:h100", "gpu-sim:b200", "tpu-sim:tpu7x", "gpu-sim:a100")
 
 MATMUL = """
 import jax, jax.numpy as jnp
@@ -132,15 +139,82 @@ def _attacks(name: str, reason: str) -> bool:
     return reason in own or name.startswith(("patches", "dot_", "endless", "huge"))
 
 
+def broken(hidden: int) -> None:
+    """Print what both see of the kernels of ``tests/broken`` that run on one device."""
+    import pytest_pallas
+    from pytest_pallas.candidates.source import CandidateSource
+
+    table: Any = importlib.import_module("table")
+    left_out: list[str] = []
+    seen: dict[bool, list[tuple[str, str, str]]] = {True: [], False: []}
+    for spec in table.specs().values():
+        chip = next((chip for chip in CHIPS if spec.claims(chip.partition(":")[0])), "")
+        name = getattr(spec.kernel, "__qualname__", "<")
+        if spec.meshes or not chip or "<" in name or "." in name:
+            left_out.append(spec.name)
+            continue
+        text = f"from {spec.kernel.__module__} import {name} as kernel\n"
+        source = CandidateSource(
+            name=spec.name, files={"c.py": text}, module="c.py", function="kernel"
+        )
+        try:
+            report = pytest_pallas.verify(
+                source, spec=spec, targets=(chip,), hidden=hidden, seed=5, budget=30
+            )
+            verdict = report.undecided or report.reason
+        except (pytest_pallas.PallasError, AssertionError) as error:
+            left_out.append(f"{spec.name} ({type(error).__name__})")
+            continue
+        right = table.is_right(spec.name)
+        seen[right].append((spec.name, verdict, _seen_by_allclose(spec)))
+        print(*seen[right][-1], sep=" | ", flush=True)
+    for right, rows in seen.items():
+        judged = sum(bool(verdict) for _, verdict, _ in rows)
+        usual = sum(bool(error) for _, _, error in rows)
+        kind = "right" if right else "wrong"
+        print(f"of {len(rows)} {kind} kernels verify refuses {judged}, one allclose {usual}")
+        print("  by verify only:", ", ".join(n for n, verdict, e in rows if verdict and not e))
+        print("  not by verify:", ", ".join(n for n, verdict, _ in rows if not verdict))
+    print("left out:", ", ".join(left_out))
+
+
+def _seen_by_allclose(spec: Any) -> str:
+    """Return what a call on JAX's interpreter raises, or "" if its answer is close."""
+    import pytest_pallas
+    from pytest_pallas.candidates.task import TaskInputs, task_of
+
+    drawn = TaskInputs(inputs=spec.inputs, hidden=0)
+    call = task_of(spec.reference, drawn, seed=5).calls[0].arguments
+    try:
+        pytest_pallas.check(
+            spec.kernel,
+            call,
+            reference=spec.reference,
+            backend="interpret",
+            tolerance=ALLCLOSE,
+            check_dtype=False,
+            nan_ok=True,
+            sanitize="none",
+        )
+    except pytest_pallas.PallasError as error:
+        return type(error).__name__
+    return ""
+
+
 def main() -> None:
-    """Print both."""
+    """Print all, or a part."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--candidates", type=int, default=60)
     parser.add_argument("--hidden", type=int, default=20)
     parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--part", choices=("speed", "cheats", "broken"))
     options = parser.parse_args()
-    throughput(options.candidates, options.hidden, options.processes)
-    compared()
+    if options.part in (None, "speed"):
+        throughput(options.candidates, options.hidden, options.processes)
+    if options.part in (None, "cheats"):
+        compared()
+    if options.part in (None, "broken"):
+        broken(6)
 
 
 if __name__ == "__main__":

@@ -292,13 +292,14 @@ def attributes(target: str, cores: int | None = None) -> dict[str, Any]:
 
     Args:
       target: name of the chip, such as ``"h100"``.
-      cores: TensorCores of a TPU's device; by default as in the topologies of libtpu.
+      cores: TensorCores of a TPU's device, or multiprocessors of a GPU; by default as in the
+        topologies of libtpu, or all of them.
     """
     if target in GPUS:
         gpu = GPUS[target]
         return {
-            "core_count": gpu.cores,
-            "num_cores": gpu.cores,  # of ``jax.sharding.AbstractDevice``
+            "core_count": cores or gpu.cores,
+            "num_cores": cores or gpu.cores,  # of ``jax.sharding.AbstractDevice``
             "compute_capability": f"{gpu.capability}.0",
         }
     return {"num_cores": cores or TPUS[target].device_cores, "core_on_chip": 0}
@@ -381,12 +382,14 @@ class Target:
       platform: ``"tpu"`` or ``"gpu"``.
       device_kind: what ``jax.Device.device_kind`` says on that chip.
       cores: TensorCores that a kernel sees as one device (2 only where they are fused: v4, v5p).
+      multiprocessors: of a part of a GPU; None is all that the chip has.
     """
 
     name: str
     platform: str
     device_kind: str
     cores: int = 1
+    multiprocessors: int | None = None
 
 
 def _target(name: str, chip: Tpu | Gpu) -> Target:

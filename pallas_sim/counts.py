@@ -270,10 +270,9 @@ def _never_entered(
                 continue
             if all(map(is_dead, arounds)):
                 one = _of_sites(point, (site,), (0,) * len(site.ways), tuple(launches))
-                yield replace(
-                    one,
-                    within=tuple((outer.point(kernel), outer.ways[way]) for outer, way in arounds),
-                )
+                around = [outer for outer in arounds if outer is not None]
+                within = tuple((outer.point(kernel), outer.ways[way]) for outer, way in around)
+                yield replace(one, within=within)
 
 
 @functools.lru_cache(maxsize=64)
@@ -474,10 +473,7 @@ def _need(site: Site, way: str, value: Interval) -> Need | None:
         need = value.test if way == "true" else opposite(value.test)
     else:
         need = line_test(value, "==", int(way))
-    if need is None or need[0][0] in ("scalar", "memory"):
-        return need
-    _, sign, least = need
-    return need if sign in (">", ">=", "!=") or least > 0 or (least == 0 and "=" in sign) else None
+    return need
 
 
 def note_wait(thread: Any, name: str, line: str, *, blocked: bool) -> None:

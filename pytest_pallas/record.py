@@ -156,6 +156,16 @@ PlainCompiled = Annotated[
 ]
 
 
+_PlainGridFinding = Annotated[Mapping[str, Any], Checked(lambda: _grid_finding())]
+
+
+def _grid_finding() -> Any:
+    """Return the class of a finding of a grid, whose module imports numpy."""
+    from pytest_pallas.grid.findings import GridFinding
+
+    return GridFinding
+
+
 def _compiler() -> Any:
     """Return the module of compilers' reports, which imports JAX."""
     from pytest_pallas.compile import service as report
@@ -181,6 +191,7 @@ class _Other(TypedDict):
     distinct: NotRequired[bool]
     explanation: NotRequired[_PlainExplanation]
     findings: NotRequired[tuple[_PlainFinding, ...]]
+    grid_findings: NotRequired[tuple[_PlainGridFinding, ...]]
 
 
 class _Wrong(TypedDict):
@@ -405,6 +416,7 @@ class Record:
       message: the full error message, likewise.
       explanation: the message as data, from ``Explanation.to_json``.
       findings: findings of a failure, such as a race or a deadlock, from ``Finding.to_json``.
+      grid_findings: those of the kernel's grid and blocks, as ``GridFinding`` has them.
       others: failures of the same check that look different, each with ``message``,
         ``explanation``, ``findings``, and whether it is ``distinct``: certainly of another cause.
       examples: number of executed examples.
@@ -461,6 +473,7 @@ class Record:
     message: Text = ""
     explanation: _ExplanationOrNone = dataclasses.field(default_factory=dict[str, Any])
     findings: tuple[_PlainFinding, ...] = ()
+    grid_findings: tuple[_PlainGridFinding, ...] = ()
     others: tuple[_Other, ...] = ()
     examples: Count = 0
     error: float | None = None
@@ -614,10 +627,13 @@ def error_fields(error: BaseException) -> dict[str, Any]:
     def plain(error: PallasError) -> dict[str, Any]:
         explanation = error.explanation or explanation_of(str(error))
         findings = tuple(finding.to_json() for finding in error.findings[:_FINDINGS])
+        analysis = facts_of(error).analysis
+        of_grid = () if analysis is None else analysis.findings[:_FINDINGS]
         return {
             "message": str(error),
             "explanation": explanation.to_json(),
             "findings": findings,
+            "grid_findings": tuple(map(dataclasses.asdict, of_grid)),
         }
 
     others = (

@@ -336,6 +336,27 @@ class Past:
         steps = range(earlier + 1, later)
         return [*(at for at in steps if not self.precedes(earlier, at)), later]
 
+    def roundings(self) -> Iterator[Reason]:
+        """Yield where several add rounded numbers to the same elements, with the lines."""
+        sums: dict[Hashable, list[tuple[int, int, Actor, tuple[str, str]]]] = {}
+        for step in self.steps:
+            for access in step.accesses:
+                if access.atomic == "sum":
+                    added = access.first, access.end, step.actor, access.where
+                    sums.setdefault(access.memory, []).append(added)
+        for ranges in sums.values():
+            same: list[list[tuple[int, int, Actor, tuple[str, str]]]] = []
+            reached = -1
+            for added in sorted(ranges):
+                if added[0] >= reached:  # not the elements of those before
+                    same.append([])
+                same[-1].append(added)
+                reached = max(reached, added[1])
+            for adders in same:
+                if len({actor for _, _, actor, _ in adders}) > 1:
+                    lines = tuple(sorted({line for *_, (_, line) in adders}))
+                    yield Reason("sum", adders[0][3][0], lines)
+
     @property
     def takes_parts(self) -> bool:
         """Whether a wait is for less than a copy brings: here a copy is one step, and not there."""

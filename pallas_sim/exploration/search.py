@@ -325,9 +325,7 @@ class _Runs:
     def learn(self, explorer: Explorer) -> None:
         """Take note of why the order of steps matters."""
         past = explorer.past
-        for (_, name, line), adders in explorer.sums.items():
-            if len(adders) > 1:
-                self.reasons.add(Reason("sum", name, (line,)))
+        self.reasons.update(past.roundings())
         for one, other in past.races:
             self.reasons.update(reasons_of(past.steps[one], past.steps[other]))
 
@@ -342,7 +340,7 @@ class _Runs:
             ]
             kinds = dict.fromkeys((finding.kind, finding.line) for finding in findings)
             return _Fault((type(error), getattr(error, "line", ""), *kinds))
-        rounds = bool(first.explorer.sums)
+        rounds = any(any(one.explorer.past.roundings()) for one in (first, outcome))
         same = first.error is not None or same_values(first.values, outcome.values, rounds=rounds)
         known = outcome.explorer.machine.shown
         shown = [f.key for f in outcome.findings if f.kind not in _PROVED or f.key in known]

@@ -258,6 +258,8 @@ def _execute(
     traffic = Traffic(kernel.ordered, kernel.remote, None, kernel.remote and not skips)
     axes = [*kernel.mesh.grid, *kernel.mesh.cluster]
     sizes = [size for _, size in axes]
+    if 0 in sizes and any(0 not in output.shape for output in kernel.outputs):
+        machine.idle[kernel.name, kernel.line] = tuple(size for _, size in kernel.mesh.grid)
     with (
         thread.inside(kernel.name, kernel.equation, sizes),
         launched(thread, kernel.equation, traffic, several=True),

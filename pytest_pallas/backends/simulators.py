@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
+from weakref import WeakSet
 
 import numpy as np
 
@@ -128,6 +129,27 @@ class Simulator:
         if isinstance(outcome.error, MissingRuleError) and self.otherwise is not None:
             return self._run_otherwise(call, outcome)
         return self._judged(outcome, call)
+
+    def run_on_part(self, call: Call, multiprocessors: int) -> Outcome | None:
+        """Simulate a call that has run, on a part of the GPU with so many multiprocessors.
+
+        So a persistent program, of which there is one for each multiprocessor, has many tiles of a
+        small array. None if its function does not ask for their number, refuses this one, or has a
+        kernel without any program then: a cluster may need more.
+        """
+        if not call.settings.jit or call.function not in _ASKING:
+            return None
+        part = dataclasses.replace(
+            self,
+            target=dataclasses.replace(self.chip, multiprocessors=multiprocessors),
+            _kept=LastUsed(_RUNS, _RUN_BYTES),
+            _explored=LastUsed(_RUNS, _RUN_BYTES),
+        )
+        outcome, _ = part._run(call)
+        missing = outcome.error is not None and not isinstance(outcome.error, PallasError)
+        if missing or outcome.idle or isinstance(outcome.error, MissingRuleError):
+            return None
+        return part._judged(outcome, call)
 
     def trace(self, call: Call) -> tuple[Timeline, Exception | None]:
         """Simulate a call; returns its timeline and its error.
@@ -262,6 +284,10 @@ class Simulator:
         return outcome, None if program is None else program.jaxpr
 
 
+#: Functions that have asked how many multiprocessors a GPU has.
+_ASKING: WeakSet[Any] = WeakSet()
+
+
 @dataclass(frozen=True)
 class _CachedRun:
     """A cached run.
@@ -285,11 +311,15 @@ def _tell(call: Call, jaxpr: Any, kernels: Sequence[Any]) -> None:
 
 def _traced(backend: Simulator, call: Call) -> Any:
     """Return the trace of a call, without its rewriting; JAX caches it."""
+    from pallas_sim.tracing import noting_questions
     from pytest_pallas.backends.tracing import jitted, on_host
 
     static, arrays = on_host(call.with_settings(rewriting=None))
-    with backend.context():
-        return jitted(static).trace(arrays)
+    with backend.context(), noting_questions() as asked:
+        traced = jitted(static).trace(arrays)
+    if "core_count" in asked:
+        _ASKING.add(call.function)
+    return traced
 
 
 @dataclass(frozen=True)

@@ -64,8 +64,9 @@ def verify(
     Args:
       kernel: ``"FILE.py:FUNCTION"``, or a function of a module.
       reference: the same function in jnp. It is trusted, and runs here.
-      inputs: shapes such as ``"m k, k n"`` (docs/strategies.md), a hypothesis strategy of calls, or
-        a sequence of arrays and ``jax.ShapeDtypeStruct``, of whose shapes other values are drawn.
+      inputs: shapes such as ``"m k, k n"`` (docs/strategies.md), a hypothesis strategy of calls, a
+        sequence of arrays and ``jax.ShapeDtypeStruct``, of whose shapes other values are drawn, or
+        a sequence of ``Arguments``: the given call, and the hidden ones.
       targets: simulated chips (``"tpu-sim:v6e"``, ``"gpu-sim:h100"``), and compilers
         (``"tpu-compile:v6e"``), which are used where they are installed.
       budget: seconds for all of it.
@@ -121,6 +122,9 @@ def verify_many(
         differentiable = differentiable or tuple(spec.differentiable)
     if reference is None or inputs is None:
         raise OptionError("give a reference and inputs, or a spec that has both")
+    for name, least in (("budget", 1), ("hidden", 0)):
+        if settings[name] < least:
+            raise OptionError(f"{name}={settings[name]:g}: give a number from {least} on")
     targets = tuple(settings["targets"])
     labels = tuple(map(_label, targets))
     simulators = [label for label in labels if label.name.endswith("-sim")]

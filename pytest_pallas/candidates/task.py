@@ -90,8 +90,8 @@ class TaskInputs:
     """How the calls of a task are drawn.
 
     Attributes:
-      inputs: shapes such as ``"m k, k n"``, a strategy of hypothesis, or a sequence of arrays and
-        ``jax.ShapeDtypeStruct``.
+      inputs: shapes such as ``"m k, k n"``, a strategy of hypothesis, a sequence of arrays and
+        ``jax.ShapeDtypeStruct``, or one of ``Arguments``, of which the first is the given call.
       dtypes: one for all arrays, or one for each.
       hidden_dtypes: those of hidden calls in place of that of the first array of floats.
       sizes: sizes of the given call, by name.
@@ -126,6 +126,12 @@ def task_of(
     calls = tuple(_calls(reference, inputs, seed))
     if not calls:
         raise OptionError("the inputs draw no call; give shapes, such as 'm k, k n'")
+    arguments = len(calls[0].case.args)
+    for position in differentiable:
+        if not 0 <= position < arguments:
+            raise OptionError(
+                f"there is no argument {position} to differentiate by: calls have {arguments}"
+            )
     doubts: list[str] = []
     if any(call.example == "replaced zeros" for call in calls):
         doubts.append("arguments of zeros were replaced by drawn values: zeros hide what is wrong")
@@ -149,6 +155,9 @@ def _calls(reference: Callable[..., Any], inputs: TaskInputs, seed: int) -> Iter
         drawn = choose(given, seed=seed, examples=GIVEN + inputs.hidden)
         for number, (name, value) in enumerate(drawn.items()):
             yield _call(reference, as_arguments(value), inputs, name, hidden=number >= GIVEN)
+    elif isinstance(given, Sequence) and any(isinstance(one, Arguments) for one in given):
+        for number, one in enumerate(given):
+            yield _call(reference, as_arguments(one), inputs, f"call {number}", hidden=number > 0)
     elif isinstance(given, Sequence):
         yield from _of_arrays(reference, inputs, given, seed)
     else:
@@ -345,7 +354,8 @@ def _other_number(value: float) -> float:
 
 def _judged(calls: Sequence[DrawnCall]) -> tuple[tuple[str, ...], str]:
     """Return what is doubtful about a reference, and why it is none."""
-    call = max(calls, key=lambda call: sum(np.prod(shape) for shape, _ in call.case.args))
+    # Of the largest calls the last: the given one may have zeros for weights.
+    call = max(reversed(calls), key=lambda call: sum(np.prod(shape) for shape, _ in call.case.args))
     args = [np.asarray(value) for value in call.arguments.args]
     answers = _answers(call.reference, args)
     doubts: list[str] = []
@@ -364,7 +374,9 @@ def _judged(calls: Sequence[DrawnCall]) -> tuple[tuple[str, ...], str]:
             doubts.append(f"the answer of the reference does not depend on argument {position}")
     floats = [answer for answer in answers if answer.dtype.kind in "fcV" and answer.size]
     fault = ""
-    if args and len(doubts) == len([value for value in args if value.size]):
+    if not answers or any(answer.dtype.kind in "OSU" for answer in answers):
+        fault = "the reference returns no arrays"
+    elif args and len(doubts) == len([value for value in args if value.size]):
         fault = "the answer of the reference is the same for all arguments"
     elif floats and all(
         np.nanmax(np.abs(answer.astype(np.float64)), initial=0.0) < _TINY for answer in floats

@@ -219,6 +219,8 @@ class Growth:
     def _next(self, covering: Covering) -> tuple[Way, Goal] | None:
         """Return the next goal, with the way it is for; None if nothing is left to try."""
         for way in self.missing():
+            if _never_holds(_reached(self, way), way[1]):
+                continue
             for goal in _goals(self, way, covering):
                 key = (*goal.sizes.items(), *goal.choices.items())
                 if key not in self.tried:
@@ -367,8 +369,10 @@ def _cost(seen: Sequence[Seen], goal: Goal) -> int:
 
 def _reason(growth: Growth, way: Way) -> str:
     """Return why no example went a way."""
-    point, _ = way
-    [reached] = merged([one.reached[point]] for one in growth.seen if point in one.reached)
+    reached = _reached(growth, way)
+    if _never_holds(reached, way[1]):
+        (thing, axis), sign, value = reached.needs[way[1]]
+        return f"no size reaches it, because {_INDICES[thing]} {axis} is never {sign} {value}"
     needs = _need(reached, way[1])
     if way in growth.cut:
         return f"{needs}not reached within {growth.budget:,} steps (--pallas-growth)"
@@ -382,10 +386,32 @@ def _reason(growth: Growth, way: Way) -> str:
     return needs + ", ".join(_limit(growth, name) for name in bounded)
 
 
+#: Numbers that are never negative, by the thing that a way depends on.
+_INDICES = {
+    "program_id": "the index along grid axis",
+    "axis_index": "the index along mesh axis",
+    "num_programs": "the number of programs along grid axis",
+}
+
+
+def _reached(growth: Growth, way: Way) -> Reached:
+    """Return what all examples reached at the point of a way."""
+    point, _ = way
+    [reached] = merged([one.reached[point]] for one in growth.seen if point in one.reached)
+    return reached
+
+
+def _never_holds(reached: Reached, way: str) -> bool:
+    """Return whether a way needs a negative index, which no program has."""
+    (thing, _), sign, value = reached.needs.get(way, (("", 0), "", 0))
+    negative = value <= 0 if sign == "<" else value < 0 and sign in ("<=", "==")
+    return thing in _INDICES and negative
+
+
 def _need(reached: Reached, way: str) -> str:
     """Say what a way needs, with a colon, as far as the trace says it; else ""."""
     (thing, number), comparison, value = reached.needs.get(way, (("", 0), "", 0))
-    least = {">=": value + 1, ">": value + 2, "==": value + 1}.get(comparison, 0)
+    least = max(0, {">=": value + 1, ">": value + 2, "==": value + 1}.get(comparison, 0))
     if thing == "program_id":
         steps = f"{least} or more steps" if least else "other steps"
         return f"needs {steps} along axis {number} of the grid: "

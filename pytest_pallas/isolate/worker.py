@@ -441,7 +441,10 @@ class Alarm:
             examples=builder.earlier + builder.examples,
             call=call,
             sizes={} if goal is None else goal.sizes,
-            choices=[] if goal is None else [(*one, word) for one, word in goal.choices.items()],
+            choices=[
+                (aspect.role, aspect.name, word)
+                for aspect, word in ({} if goal is None else goal.choices).items()
+            ],
             drawn=[(fact.name, fact.text[:_WIDTH]) for fact in facts[:_LINES]],
         )
         self._step(note)

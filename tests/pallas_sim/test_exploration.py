@@ -100,8 +100,8 @@ def test_one_waiter_has_one_order():
 
 def test_what_was_not_run_is_open():
     result = explore(arrivals(looks=True), target="v6e", schedules=1)
-    assert (result.verdict, result.runs, result.left) == ("open", 1, 1)
-    assert "1 runs had 1 classes of orders, and 1 more are known" in result.stopped
+    assert (result.verdict, result.runs, result.left) == ("open", 1, 2)
+    assert "1 runs had 1 classes of orders, and 2 more are known" in result.stopped
 
 
 @pytest.fixture(scope="module")
@@ -136,7 +136,7 @@ def test_the_order_of_a_witness_is_drawn(wrong, tmp_path):
 
 def test_the_order_of_a_witness_is_told(wrong):
     first, *lines = wrong.story
-    assert first == "8 steps in the plain order, then:"
+    assert first == "9 steps in the plain order, then:"
     assert lines[0] == "> device 1 is late"
     assert re.fullmatch(r"  device 0: looks at sem \(test_exploration.py:\d+\)", lines[1])
     assert "> device 1 goes on, after all others" in lines
@@ -197,37 +197,6 @@ def test_a_callback_is_repeated_by_no_choice(decides):
     result = explore(call, target="v6e")
     assert (result.verdict, result.confirmed, result.witness) == ("open", False, None)
     assert "a callback or the time does" in result.stopped
-
-
-def polls(devices: int) -> Callable[[], Any]:
-    """Return a call in which each device signals all others, and looks until all have come."""
-    mesh = jax.make_mesh((devices,), ("x",), devices=jax.devices()[:devices])
-
-    def body(o_ref, sem):
-        me = jax.lax.axis_index("x")
-        for distance in range(1, devices):
-            pl.semaphore_signal(sem, 1, device_id=(me + distance) % devices)
-        o_ref[0] = jax.lax.while_loop(
-            lambda count: count < devices - 1, lambda _: pl.semaphore_read(sem), 0
-        )
-        pl.semaphore_wait(sem, devices - 1)
-
-    call = pl.pallas_call(
-        body,
-        out_shape=jax.ShapeDtypeStruct((1,), jnp.int32),
-        out_specs=pl.BlockSpec(memory_space=pltpu.SMEM),
-        scratch_shapes=[pltpu.SemaphoreType.REGULAR],
-        compiler_params=pltpu.CompilerParams(has_side_effects=True),
-    )
-    return jax.shard_map(call, mesh=mesh, in_specs=(), out_specs=P("x"), check_vma=False)
-
-
-@pytest.mark.parametrize("devices", [3, 8])
-def test_a_loop_that_looks_has_one_order(devices):
-    """A round that sees too little is none, and is tried once for each count."""
-    result = explore(polls(devices), target="v6e")
-    assert (result.verdict, result.classes) == ("proved", 1)
-    assert result.runs <= 10 + devices * (devices - 1)
 
 
 def test_a_loop_that_looks_for_what_never_comes():

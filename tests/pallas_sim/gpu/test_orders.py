@@ -231,6 +231,18 @@ def test_atomic_sums_commute(dtype, reasons):
     assert [reason.kind for reason in result.reasons] == reasons
 
 
+def test_sums_of_different_elements_round_alike():
+    """Each program adds to an element of its own, twice: no order of programs rounds otherwise."""
+
+    def body(_, sum_ref):
+        me = pl.program_id(0)
+        plt.atomic_add(sum_ref, (me,), 0.1 + me)
+        plt.atomic_add(sum_ref, (me,), 0.2)
+
+    result = explored(programs(body, 4, ((4,), jnp.float32)), np.ones(4, np.float32))
+    assert (result.verdict, result.runs, result.reasons) == ("proved", 1, ())
+
+
 def claims(*, notes_who: bool) -> Any:
     """Two programs claim tiles by an atomic counter."""
 

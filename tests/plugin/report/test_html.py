@@ -9,6 +9,7 @@ import pytest
 
 from pallas_sim.findings import Finding
 from pytest_pallas.decoding import decode
+from pytest_pallas.grid.findings import GridFinding
 
 pytest.importorskip("jinja2", reason="jinja2 is not installed: pip install 'pytest-pallas[report]'")
 
@@ -213,6 +214,10 @@ def test_races_deadlocks_and_grids(project):
     [wait] = findings["stuck"][0].waits
     assert (wait.on, wait.needed, wait.had) == ("arrived", 2, 0)
     assert findings["holes"] == []
+    of_grid = {r["check"]: r["grid_findings"] for r in records if r["kernel"] == "holes"}
+    blocks = [decode(GridFinding, each) for each in of_grid["grid"]]
+    assert {(f.kernel, f.operand, f.severity) for f in blocks} == {("body", "o_ref", "error")}
+    assert of_grid["forward"] == []
     [operand] = found["holes", "grid"]["grids"]
     assert (operand["operand"], operand["shape"]) == ("o_ref", [8, 256])
     assert operand["programs"] == [[[0], [0, 0], [8, 128]], [[1], [0, 0], [8, 128]]]

@@ -151,6 +151,18 @@ def test_a_condition_that_no_size_changes():
     assert len(sizes) <= 4
 
 
+def test_a_condition_that_holds_for_no_index():
+    def kernel(sizes, options):
+        needs = {"true": (("program_id", 1), "<", 0)}
+        yield branch(0, sizes["m"] // 8, needs=needs)
+
+    sizes, reasons = grown(pst.arrays("m n", multiple_of=TILES), kernel)
+    assert not sizes
+    assert reasons == {
+        (BRANCH, "true"): "no size reaches it, because the index along grid axis 1 is never < 0"
+    }
+
+
 def test_a_way_that_a_program_rules_out_by_its_size():
     def ruled_out(sizes, _):
         [reached] = late(sizes, _)
