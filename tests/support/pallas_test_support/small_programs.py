@@ -165,7 +165,7 @@ def outcomes(
     program: Sequence[Sequence[Small]],
     kind: type[ReducedOrder] = ReducedOrder,
     most: int = 0,
-    **facts: bool,
+    **facts: Any,
 ) -> tuple[set[str], int]:
     """Return what the runs of a program give, and their number; at most so many, if that is not 0.
 
