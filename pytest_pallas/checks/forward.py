@@ -84,7 +84,7 @@ def _on_part(context: CheckContext, expected: Expected) -> Sequence[Comparison]:
     Raises:
       KernelError: the kernel raised; the message has the number.
     """
-    simulate = getattr(context.backend, "run_on_part", None)
+    simulate: Any = getattr(context.backend, "run_on_part", None)
     made = call(context, context.kernel, context.arguments.args)
     for count in () if simulate is None else _PARTS:
         outcome = simulate(made, count)
