@@ -3,13 +3,14 @@
     uv run python benchmarks/order_proof.py [--programs 50000] [--runs 2] [--seed 0] [--devices 256]
 
 The programs are those of ``tests/support/pallas_test_support/order_programs.py``: 2 to 4 threads
-that signal, wait, start copies with one or two semaphores, meet, and pass on tokens. A claim says
-how far another thread has come, whether a copy has read its source or written its target, or
-whether two accesses have no order. It is wrong if it does not hold in some interleaving, and weak
-if more holds in all.
+that signal, wait, start copies with one or two semaphores, meet, and pass on tokens; or that take
+from a semaphore and give back, as from a lock. A claim says how far another thread has come,
+whether a copy has read its source or written its target, or whether two threads are never at
+accesses at the same time. It is wrong if it does not hold in some interleaving, and weak if more
+holds in all.
 Where a semaphore has one thread that takes from it, no claim may be wrong or weak, but for sources
-that two semaphores together prove to be read; with several, none may be wrong. Otherwise the exit
-status is 1.
+that two semaphores together prove to be read; with several, none may be wrong; with a lock, none
+about accesses may be weak. Otherwise the exit status is 1.
 
 The second table is of a barrier at which every device signals every device and takes one signal of
 each, three times on one semaphore, in an order that is drawn.
@@ -17,15 +18,19 @@ each, three times on one semaphore, in an order that is drawn.
 Measured on 26 November 2026, one thread a semaphore: none of 6,167,228 claims about 100,000 runs of
 50,000 programs is wrong; 1,994 of 195,712 about sources of copies with two semaphores are weak, no
 others. Three meetings of 256 devices take 13 s of a core.
+
+Measured on 27 November 2026, with a lock: none of 4,857 claims about accesses, in runs of 3,400
+programs, is wrong or weak; where several threads take otherwise, 12 of 5,684 are weak.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import random
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -37,6 +42,8 @@ from pallas_test_support.order_programs import (  # noqa: E402
     Signal,
     Wait,
     compare,
+    draw,
+    draw_locks,
     record,
 )
 
@@ -63,13 +70,26 @@ def add(all_of_them: Comparison, some: Comparison) -> None:
         all_of_them.failed.setdefault(failed, program)
 
 
-def compared(seeds: range, runs: int, *, several_waiters: bool) -> Comparison:
-    """Compare programs, print a table, and the programs of the wrong and weak claims."""
-    print(f"{'several threads take' if several_waiters else 'one thread takes'} from a semaphore")
+#: How programs are drawn, and which weak claims are allowed: None for all.
+DRAWN: dict[str, tuple[Callable[[random.Random], Program], frozenset[str] | None]] = {
+    "one thread takes from a semaphore": (draw, frozenset({WEAK})),
+    "several threads take from a semaphore": (functools.partial(draw, several_waiters=True), None),
+    "a semaphore is a lock": (draw_locks, frozenset({"order"})),
+}
+
+
+def compared(name: str, seeds: range, runs: int) -> bool:
+    """Compare programs; print a table, and the programs of claims that must not be.
+
+    Returns:
+      Whether there are none of these.
+    """
+    drawn, allowed = DRAWN[name]
+    print(name)
     total, started = Comparison(), time.process_time()
     for first in range(seeds.start, seeds.stop, PER_ROUND):
         some = range(first, min(first + PER_ROUND, seeds.stop))
-        add(total, compare(some, runs=runs, several_waiters=several_waiters))
+        add(total, compare(some, runs=runs, drawn=drawn))
         print(f"  {total.programs:,} programs, {total.count('wrong')} wrong claims", flush=True)
     seconds = time.process_time() - started
     print(f"  {total.runs:,} runs; {total.states:,} states; {seconds:.0f} s of a core")
@@ -77,10 +97,12 @@ def compared(seeds: range, runs: int, *, several_waiters: bool) -> Comparison:
     for kind in dict.fromkeys(kind for kind, _ in total.claims):
         wrong, weak, exact = (total.count(each, kind) for each in ("wrong", "weak", "exact"))
         print(f"  {kind:<24} {wrong:>8,} {weak:>8,} {exact:>12,}")
+    right = True
     for (kind, verdict), (program, order) in total.failed.items():
-        if verdict == "wrong" or (kind != WEAK and not several_waiters):
+        if verdict == "wrong" or (allowed is not None and kind not in allowed):
+            right = False
             print(f"  {verdict} {kind}: {program}, in the order {order}")
-    return total
+    return right
 
 
 def meeting(devices: int) -> float:
@@ -132,15 +154,13 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--devices", type=int, default=256, help="of the largest meeting")
     asked = parser.parse_args(words)
     seeds = range(asked.seed, asked.seed + asked.programs)
-    one = compared(seeds, asked.runs, several_waiters=False)
-    several = compared(seeds, asked.runs, several_waiters=True)
+    right = [compared(name, seeds, asked.runs) for name in DRAWN]
     print(f"devices  seconds of a core for {MEETINGS} meetings of all")
     devices = 16
     while devices <= asked.devices:
         print(f"{devices:7} {meeting(devices):8.2f}", flush=True)
         devices *= 2
-    weak = one.count("weak") - one.count("weak", WEAK)
-    return 1 if one.count("wrong") or several.count("wrong") or weak else 0
+    return 0 if all(right) else 1
 
 
 if __name__ == "__main__":

@@ -4,8 +4,9 @@
     uv run python benchmarks/schedules.py --programs 20000 [--seed 0]
 
 The kernels are right ones of ``tests/broken/twins``: a ring, a full mesh, a pipeline with credits,
-and an expert's mailboxes; and mailboxes that are polled, so that the order of messages decides what
-runs. Each line says what ``pallas_sim.explore`` says of a kernel:
+and an expert's mailboxes; mailboxes that are polled, so that the order of messages decides what
+runs; and devices that look until they have heard one neighbor, or all others. Each line says what
+``pallas_sim.explore`` says of a kernel:
 
 - ``classes``: orders that differ in steps that do not commute. If the verdict is ``open``, more are
   left than ``--schedules`` runs had.
@@ -50,6 +51,7 @@ import numpy as np  # noqa: E402
 from jax.experimental import pallas as pl  # noqa: E402
 from jax.experimental.pallas import tpu as pltpu  # noqa: E402
 from pallas_test_support.gpu_orders import disagreement as disagreement_on_gpu  # noqa: E402
+from pallas_test_support.polling_kernels import polls  # noqa: E402
 from pallas_test_support.small_programs import (  # noqa: E402
     ExhaustiveOrder,
     few_polls,
@@ -61,7 +63,7 @@ from twins.devices import DMA, boxes_of, meet, shard_of, sharded  # noqa: E402
 
 from pallas_sim import explore  # noqa: E402
 from pallas_sim.exploration.explorer import Explorer  # noqa: E402
-from pallas_sim.exploration.search import Search  # noqa: E402
+from pallas_sim.exploration.reduction import Search  # noqa: E402
 from pallas_sim.machine import Machine  # noqa: E402
 from pallas_sim.simulation import SimulatedCall  # noqa: E402
 from pytest_pallas.backends.devices import make_mesh  # noqa: E402
@@ -112,12 +114,26 @@ def polled(x: jax.Array, *, mesh: Any) -> jax.Array:
     return sharded(body, mesh, x, boxes_of(x, devices), shard_of(x), DMA, DMA((devices,)))
 
 
+def polled_ring(x: jax.Array, *, mesh: Any) -> jax.Array:
+    """On each device what it has seen of its neighbor; x is not used."""
+    del x
+    return polls(mesh.size, [1])()
+
+
+def polled_mesh(x: jax.Array, *, mesh: Any) -> jax.Array:
+    """On each device what it has seen of all others; x is not used."""
+    del x
+    return polls(mesh.size, range(1, mesh.size))()
+
+
 PATTERNS: dict[str, Callable[..., jax.Array]] = {
     "ring": collectives.gather_all,
     "full mesh": messages.mixed,
     "credits": messages.streamed,
     "mailboxes": messages.served,
     "polled mailboxes": polled,
+    "polled ring": polled_ring,
+    "polled full mesh": polled_mesh,
 }
 
 

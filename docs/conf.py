@@ -73,9 +73,9 @@ nitpick_ignore_regex = [
 #: Types of the plugin that public ones hold and that no page describes: aliases, and internals.
 _INNER = (
     "backends.protocol.Observer",
-    "checks.check.KernelRequirement",
-    "checks.check.Program",
-    "checks.check.Run",
+    "checks.KernelRequirement",
+    "checks.Program",
+    "checks.Run",
     "checks.context.ComparedOutputs",
     "checks.context.ComparisonPeer",
     "checks.context.Related",
@@ -126,7 +126,7 @@ _INNER_OF_SIMULATOR = (
     "machine.Engines",
     "machine.StepObserver",
     "points.Coverage",
-    "recorders.RecordedLoad",
+    "inspector.RecordedLoad",
     "recording.Copy",
     "recording.Recording",
     "recording.Semaphore",

@@ -292,13 +292,14 @@ def attributes(target: str, cores: int | None = None) -> dict[str, Any]:
 
     Args:
       target: name of the chip, such as ``"h100"``.
-      cores: TensorCores of a TPU's device; by default as in the topologies of libtpu.
+      cores: TensorCores of a TPU's device, or multiprocessors of a GPU; by default as in the
+        topologies of libtpu, or all of them.
     """
     if target in GPUS:
         gpu = GPUS[target]
         return {
-            "core_count": gpu.cores,
-            "num_cores": gpu.cores,  # of ``jax.sharding.AbstractDevice``
+            "core_count": cores or gpu.cores,
+            "num_cores": cores or gpu.cores,  # of ``jax.sharding.AbstractDevice``
             "compute_capability": f"{gpu.capability}.0",
         }
     return {"num_cores": cores or TPUS[target].device_cores, "core_on_chip": 0}
@@ -381,12 +382,14 @@ class Target:
       platform: ``"tpu"`` or ``"gpu"``.
       device_kind: what ``jax.Device.device_kind`` says on that chip.
       cores: TensorCores that a kernel sees as one device (2 only where they are fused: v4, v5p).
+      multiprocessors: of a part of a GPU; None is all that the chip has.
     """
 
     name: str
     platform: str
     device_kind: str
     cores: int = 1
+    multiprocessors: int | None = None
 
 
 def _target(name: str, chip: Tpu | Gpu) -> Target:
@@ -537,22 +540,30 @@ class Excess:
 
 
 def padded(shape: Sequence[int], dtype: Any) -> int:
-    """Return bytes of an array in VMEM or SMEM: its last two dims are padded to tiles.
+    """Return bytes of an array in VMEM or SMEM: its last two dims are padded to tiles."""
+    if not shape:
+        return 4
+    return int(
+        math.prod(padded_shape((1, 1, *shape)[-max(2, len(shape)) :], dtype)) * itemsize(dtype)
+    )
+
+
+def padded_shape(shape: Sequence[int], dtype: Any) -> tuple[int, ...]:
+    """Return the shape of an array, of an axis at least, with its padding to whole tiles.
 
     A tile has 128 lanes, and 8 sublanes of 32 bits, which hold several rows of a narrow dtype. A
     few rows take no more sublanes than they need, rounded up to a power of two (libtpu 0.0.51,
-    measured).
+    measured). A tile of an array with one axis is a row of 32 bits in each lane.
     """
-    size = itemsize(dtype)
-    if not shape:
-        return 4
-    *outer, rows, lanes = (1, 1, *shape)[-max(2, len(shape)) :]
-    packing = max(1, int(4 / size))
+    *outer, lanes = shape
+    packing = max(1, int(4 / itemsize(dtype)))
+    if not outer:
+        return (-(-lanes // (packing * _LANES)) * packing * _LANES,)
+    *outer, rows = outer
     tile = min(
         _SUBLANES * packing, packing * 2 ** math.ceil(math.log2(max(1, -(-rows // packing))))
     )
-    rows, lanes = -(-rows // tile) * tile, -(-lanes // _LANES) * _LANES
-    return int(math.prod(outer) * rows * lanes * size)
+    return (*outer, -(-rows // tile) * tile, -(-lanes // _LANES) * _LANES)
 
 
 def itemsize(dtype: Any) -> float:

@@ -273,6 +273,11 @@ class KernelConditions:
             return counting(0, math.inf if size is None else size - 1, (name, position))
         if name in ("jit", "pjit", "closed_call", "custom_jvp_call", "core_call"):
             frames = self._inside(eqn, frame)
+            if params.get("name") == "floor_divide":  # else by the signs, which do not matter here
+                value = _quotient(*(self.value(operand, frame) for operand in eqn.invars))
+                if value.low >= 0:
+                    sources = [self.value(operand, frame).sources for operand in eqn.invars]
+                    return replace(value, sources=tuple(dict.fromkeys(sum(sources, ()))))
             if len(frames) == 1:
                 inner = frames[0]
                 return self.value(inner.jaxpr.outvars[eqn.outvars.index(atom)], inner)
@@ -560,7 +565,8 @@ def _and(one: Interval, other: Interval) -> Interval:
         if one.constant == 1 or other.constant == 1:
             return replace(other if one.constant == 1 else one, low=low, high=high)
         return Interval(low, high, turns=one.turns or other.turns)
-    return Interval(turns=True)
+    ends = [value.high for value in (one, other) if value.low >= 0]  # such as of ``step & 3``
+    return Interval(0, min(ends), turns=True) if ends else Interval(turns=True)
 
 
 def _or(one: Interval, other: Interval) -> Interval:

@@ -449,6 +449,7 @@ def meet(
             for task in meeting.waiting:
                 machine.scheduler.wake(task)
             del machine.meetings[site]
+            machine.scheduler.stop()  # what it does next does not come before what the others do
         else:
             task = machine.scheduler.current
             assert task is not None

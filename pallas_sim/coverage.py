@@ -16,10 +16,10 @@ from typing import Literal, NamedTuple
 #:
 #: ``branch``: a condition (``pl.when``, ``lax.cond``) is ``true`` or ``false``; of ``lax.switch``,
 #: the number of the branch. ``loop``: ``none``, ``one`` or ``several`` rounds. ``ring``: a slot of
-#: buffers or semaphores that take turns is used ``first`` or ``again``. ``mask``: an array of
-#: booleans that selects or guards is ``full``, ``partial`` or ``empty``. ``block``: a block of the
-#: grid is ``whole`` or has an ``overhang``. ``revisit``: a block of an output is visited ``first``
-#: or ``again``. ``wait``: it was ``blocked``, or went on ``at once``.
+#: buffers, barriers or semaphores that take turns is used ``first`` or ``again``.
+#: ``mask``: an array of booleans that selects or guards is ``full``, ``partial`` or ``empty``.
+#: ``block``: a block of the grid is ``whole`` or has an ``overhang``. ``revisit``: a block of an
+#: output is visited ``first`` or ``again``. ``wait``: it was ``blocked``, or went on ``at once``.
 Kind = Literal["branch", "loop", "ring", "mask", "block", "revisit", "wait"]
 
 
@@ -69,6 +69,8 @@ class Reached:
       why: of ways that were not gone, why the examples that were made for them did not go them.
       slots: of a ring, the number of slots; else 0.
       used: of a ring, the largest number of uses of its slots together in one run of the kernel.
+      within: of a point that no run came to, the ways of the branches and loops around it, each
+        the innermost of a call of its code: no run went one of them.
     """
 
     point: Point
@@ -81,6 +83,7 @@ class Reached:
     why: Mapping[str, str] = field(default_factory=dict[str, str])
     slots: int = 0
     used: int = 0
+    within: tuple[tuple[Point, str], ...] = ()
 
 
 def merged(runs: Iterable[Iterable[Reached]]) -> tuple[Reached, ...]:
@@ -120,4 +123,5 @@ def _both(one: Reached, other: Reached) -> Reached:
         why={way: text for way, text in {**one.why, **other.why}.items() if not counts.get(way)},
         slots=max(one.slots, other.slots),
         used=max(one.used, other.used),
+        within=() if counts else tuple(dict.fromkeys((*one.within, *other.within))),
     )

@@ -21,12 +21,12 @@ import numpy as np
 
 from pallas_sim.chips import TARGETS, Accumulations, accumulations, arithmetic_of, cores_of
 from pallas_sim.choices import Choices
+from pallas_sim.counts import Coverage
 from pallas_sim.errors import DeadlockError, OptionError, SimulationError, SimulationLimitError
 from pallas_sim.findings import Finding, Owner, Wait
 from pallas_sim.findings import Kind as FindingKind
 from pallas_sim.functions import Errors, hashed_errors
 from pallas_sim.memory import AllocationKey, Ref, Region
-from pallas_sim.points import Coverage
 from pallas_sim.recording import Copy, Entered, Recording, Semaphore, Side
 from pallas_sim.scheduler import Scheduler
 from pallas_sim.sites import SiteLog
@@ -363,7 +363,7 @@ class StepObserver:
     """Sees each equation before and after a run evaluates it: see ``Machine.inspector``.
 
     This one only counts equations one by one, which is the time of a timeline. ``inspector`` and
-    ``recorders`` have those that look at values.
+    ``inspector`` has those that look at values.
 
     Attributes:
       raised: what it raised itself, which ends the run as it is.

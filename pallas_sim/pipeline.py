@@ -412,7 +412,9 @@ def _report_beyond(
 #
 # An input that shares the memory of an output is fetched block by block, and the output is written
 # back so. If a block is fetched for a program that comes after one that wrote it back, a chip reads
-# the old contents or the new ones, as far as it fetches ahead.
+# the old contents or the new ones, as far as it fetches ahead. With two buffers each, the block of
+# step s arrives in memory while step s + 1 runs, and that of step r is fetched while step r - 1
+# runs: from s + 3 on, a step reads what s wrote.
 
 
 #: Where a block is in its array.
@@ -440,10 +442,13 @@ class Overlaps:
 
     Attributes:
       shape: of the memory.
+      reach: so many steps after the last one that has a block of the output, a fetch of it may
+        still come too early.
       first: the first overlap, or None.
     """
 
     shape: tuple[int, ...]
+    reach: int
     first: Overlap | None = None
     _fetched: Array = field(init=False)
     _stored: Array = field(init=False)
@@ -456,7 +461,8 @@ class Overlaps:
     def fetch(self, box: Sequence[slice], step: int) -> None:
         """Note that a block is fetched for a step."""
         part = self._stored[tuple(box)]
-        self._note(box, (part >= 0) & (part < step), part, writer=None, reader=step)
+        early = (part >= 0) & (part < step) & (part >= step - self.reach)
+        self._note(box, early, part, writer=None, reader=step)
         self._fetched[tuple(box)] = step
 
     def store(self, box: Sequence[slice], step: int) -> None:
@@ -503,7 +509,8 @@ def watch_shared_blocks(this: CoreRun) -> None:
     """Begin to note the accesses to memory that an input shares with an output."""
     for source, target in _shared_windows(this.kernel):
         fetched, stored = this.buffers[source.number], this.buffers[target.number]
-        fetched.overlaps = stored.overlaps = Overlaps(fetched.array.shape)
+        overlaps = Overlaps(fetched.array.shape, source.facts.lag + target.facts.lag)
+        fetched.overlaps = stored.overlaps = overlaps
 
 
 def report_overwritten(this: CoreRun) -> None:

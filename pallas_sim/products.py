@@ -12,6 +12,7 @@ TPUs multiply float32 in passes (``product_in_passes``), and GPUs round it
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -308,7 +309,13 @@ def _add(
     # Products are outer products of columns of a and rows of b.
     a, b = np.ascontiguousarray(a.T[terms]), np.ascontiguousarray(b[terms])
     of_a, of_b = _exponents(a, least[0]), _exponents(b, least[1])
-    if not _in_range(of_a, of_b):
+    low, high = _range(of_a, of_b)
+    if high - low <= accumulation.fraction_bits - _bits(a) - _bits(b):
+        exact = _exact_sums(a, b, sums, accumulation, max(high, least[2]))
+        if exact is not None:
+            sums[...] = exact
+            return
+    if low < -_RANGE or high > _RANGE:
         a, b = a.astype(FLOAT64), b.astype(FLOAT64)
     starts = np.searchsorted(terms, np.arange(0, terms[-1] + step + 1, step))
     rows = max(1, _AT_A_TIME // (step * b.shape[1]))
@@ -321,6 +328,53 @@ def _add(
                 of_columns = b[start:end], of_b[start:end]
                 total = _added(of_rows, of_columns, total, accumulation, least[2])
         sums[span] = total
+
+
+def _range(of_a: Array, of_b: Array) -> tuple[int, int]:
+    """Return the smallest and the largest sum of an exponent of each, without those of zeros."""
+    low, high = 0, 0
+    for exponents in (of_a, of_b):
+        low += int(exponents.min(initial=-_NONE, where=exponents > _NONE))
+        high += int(exponents.max())
+    return low, high
+
+
+def _bits(array: Array) -> int:
+    """Return how many bits the fractions of some floats have."""
+    whole, bits = (np.int32, 23) if array.dtype == FLOAT32 else (np.int64, 52)
+    fraction = int(np.bitwise_or.reduce(array.view(whole), axis=None)) & ((1 << bits) - 1)
+    return bits + 1 - (fraction & -fraction).bit_length() if fraction else 0
+
+
+def _exact_sums(
+    a: Array, b: Array, total: Array, accumulation: Accumulation, high: int
+) -> Array | None:
+    """Return ``total`` and all products, added exactly; None if a step may truncate something.
+
+    None does if all numbers are multiples of a bit that no group and no sum can lose, as small
+    integers are.
+
+    Args:
+      a: as of ``_add``, transposed.
+      b: as of ``_add``.
+      total: float64 ``[m, n]``.
+      accumulation: how the instruction adds.
+      high: no product has a larger exponent.
+    """
+    a, b = a.astype(FLOAT64), b.astype(FLOAT64)
+    most = float(np.abs(a).max() * np.abs(b).max() * len(a) + np.abs(total).max())
+    top = max(high, math.frexp(most)[1] - 1)
+    kept = top - min(accumulation.fraction_bits, accumulation.sum_bits)
+    if top >= _LARGE or kept < _SMALLEST or _lowest_bit(a) + _lowest_bit(b) < kept:
+        return None
+    units = total * 2.0**-kept
+    return a.T @ b + total if (units == np.rint(units)).all() else None
+
+
+def _lowest_bit(array: Array) -> int:
+    """Return an exponent of 2 of which all these float64 are multiples; not all may be zeros."""
+    smallest = float(np.abs(array).min(initial=np.inf, where=array != 0))
+    return math.frexp(smallest)[1] - 1 - _bits(array)
 
 
 def _added(
@@ -367,14 +421,6 @@ def _exponents(array: Array, least: int) -> Array:
     np.maximum(exponents, np.int16(least), out=exponents)
     exponents[array == 0] = _NONE
     return exponents
-
-
-def _in_range(of_a: Array, of_b: Array) -> bool:
-    """Return whether float32 has all products of numbers with these exponents."""
-    lowest = sum(
-        int(exponents.min(initial=0, where=exponents > _NONE)) for exponents in (of_a, of_b)
-    )
-    return lowest >= -_RANGE and int(of_a.max()) + int(of_b.max()) <= _RANGE
 
 
 def chip_product(

@@ -418,12 +418,12 @@ def replay(machine: Machine, witness: Witness | str, *, jit: bool = True) -> Non
     Raises:
       OptionError: the text is none of an order, or ``jit`` is False.
     """
-    schedule = Witness.parse(witness) if isinstance(witness, str) else witness
+    replayed = Witness.parse(witness) if isinstance(witness, str) else witness
     if not jit:
         raise OptionError(
-            "a schedule is of a call that is traced as a whole: leave out jit=False, or witness="
+            "a witness is of a call that is traced as a whole: leave out jit=False, or witness="
         )
-    machine.choices = ReplayedOrder(machine=machine, schedule=schedule)
+    machine.choices = ReplayedOrder(machine=machine, replayed=replayed)
 
 
 @contextmanager

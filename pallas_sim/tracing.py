@@ -114,7 +114,8 @@ def tracing_for(target: Target) -> Generator[None]:
     What is traced for a target is traced once: JAX has the stand-in in the keys of its caches, and
     it is equal to another one of the same target. See ``_posing`` for what functions can ask.
     """
-    known = _facts(target.name, target.cores if target.platform == "tpu" else None)
+    of_gpu = target.platform == "gpu"
+    known = _facts(target.name, target.multiprocessors if of_gpu else target.cores)
     device = AbstractDevice(
         device_kind=target.device_kind, num_cores=known["num_cores"], platform=target.platform
     )
@@ -124,6 +125,21 @@ def tracing_for(target: Target) -> Generator[None]:
         jax.default_device(jax.local_devices(backend="cpu")[0]),
     ):
         yield
+
+
+@contextmanager
+def noting_questions() -> Generator[set[str]]:
+    """Yield what functions of this thread ask the devices of the chip for, by attribute.
+
+    JAX traces a function once for the same shapes; then it asks nothing.
+    """
+    outer, questions = _POSES.questions, set[str]()
+    _POSES.questions = questions
+    try:
+        yield questions
+    finally:
+        _POSES.questions = outer
+        outer |= questions
 
 
 # Devices that answer as those of a chip.
@@ -149,6 +165,7 @@ class _Poses(threading.local):
 
     def __init__(self) -> None:
         self.stack: list[_Pose] = []
+        self.questions: set[str] = set()
 
     @property
     def last(self) -> _Pose | None:
@@ -219,6 +236,7 @@ def _answer(kind: type, name: str) -> Any:
         pose = _POSES.last
         if pose is not None and asks_for_the_chip(inspect.currentframe()):
             if name in pose.names:
+                _POSES.questions.add(name)
                 return pose.answer(name)
             if name == "coords" and pose.device.platform == "tpu":
                 return [self.id, 0, 0]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import gc
 import os
 from collections.abc import Generator
 from pathlib import Path
@@ -39,6 +40,9 @@ if TYPE_CHECKING:
     from pytest_pallas.distribute.resume import RunKeeper
     from pytest_pallas.isolate.isolator import Isolator
 
+#: New objects after which the garbage collector runs.
+_NEW_OBJECTS = 20_000
+
 
 @contextlib.contextmanager
 def _stopping_pytest() -> Generator[None]:
@@ -47,6 +51,20 @@ def _stopping_pytest() -> Generator[None]:
         yield
     except (OptionError, DeviceError, GangError) as error:
         raise pytest.UsageError(str(error)) from None
+
+
+@contextlib.contextmanager
+def _collecting_seldom() -> Generator[None]:
+    """Let Python's garbage collector run after ten times as many new objects as usual.
+
+    Traces are kept, and made of very many objects, of which a round finds hardly any to free.
+    """
+    young, *older = gc.get_threshold()
+    gc.set_threshold(max(young, _NEW_OBJECTS) if young else 0, *older)
+    try:
+        yield
+    finally:
+        gc.set_threshold(young, *older)
 
 
 class KernelTests:
@@ -67,6 +85,7 @@ class KernelTests:
         options = session.options
         budget = contextlib.ExitStack()
         budget.enter_context(limited(options.max_bytes))  # until the session ends
+        budget.enter_context(_collecting_seldom())
         self.config.add_cleanup(budget.close)
         gang = not self.in_worker and (options.processes or options.distributed)
         with _stopping_pytest():

@@ -70,11 +70,13 @@ class BarrierRow:
       threshold: from how many devices on it is needed.
       removable: whether all rows for which this is true can be left out together, on the largest
         mesh; they are chosen greedily.
+      reason: of the spec why it stays (``KernelSpec.redundant``); "" without one.
     """
 
     group: SyncGroup
     threshold: SyncThreshold
     removable: bool = False
+    reason: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -249,7 +251,7 @@ def table_of(
                 on = f" on {_shown(sizes)}" if sizes else ""
                 raise OptionError(f"{spec.name}{on}: {first_line(error)}") from error
             refused.append(RefusedMesh(mesh=sizes, reason=first_line(error)))
-    rows = tuple(_rows(reports))
+    rows = tuple(_rows(spec, reports))
     if not rows:
         raise OptionError(
             f"{spec.name} does not synchronise: it has no wait, signal, barrier or fence of its own"
@@ -350,8 +352,9 @@ def _reports(
     return reports
 
 
-def _rows(reports: Sequence[SynchronizationReport]) -> Iterator[BarrierRow]:
+def _rows(spec: KernelSpec, reports: Sequence[SynchronizationReport]) -> Iterator[BarrierRow]:
     from pallas_sim import thresholds
+    from pytest_pallas.checks.synchronization import reason_of
 
     serious = ("needed", "open", "end", "redundant")
     for threshold in thresholds(reports):
@@ -366,7 +369,8 @@ def _rows(reports: Sequence[SynchronizationReport]) -> Iterator[BarrierRow]:
         ]
         group = min((group for group, _ in groups), key=lambda group: serious.index(group.status))
         removable = all(together for _, together in groups)
-        yield BarrierRow(group=group, threshold=threshold, removable=removable)
+        reason = reason_of(spec.redundant, [group for group, _ in groups])
+        yield BarrierRow(group=group, threshold=threshold, removable=removable, reason=reason)
 
 
 # The table, in a terminal and as a page.
@@ -403,6 +407,8 @@ def lines_of(table: BarrierTable) -> Iterator[str]:
         if len({status for _, status in threshold.statuses}) > 1:
             by_size = ", ".join(f"{n}: {status}" for n, status in threshold.statuses)
             yield f"{'':28}by devices: {by_size}"
+        if row.reason:
+            yield f"{'':28}stays: {row.reason}"
     if removable := _removable(table):
         yield "  can be left out together (chosen greedily):"
         yield from (f"    {text}" for text in removable)
@@ -428,6 +434,7 @@ def page_of(table: BarrierTable) -> str:
             "where": row.group.where,
             "count": row.group.count,
             "without": f"{row.group.effect}{row.group.shown_by}",
+            "reason": row.reason,
             "statuses": [dict(row.threshold.statuses).get(size, "") for size in sizes],
         }
         for row in table.rows

@@ -6,7 +6,7 @@ a way, or a name.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, NotRequired, TypedDict
 
 from pallas_sim.coverage import Kind, Point, Reached
@@ -29,6 +29,7 @@ class PlainReached(TypedDict):
     why: NotRequired[dict[str, str]]
     slots: NotRequired[Count]
     used: NotRequired[Count]
+    within: NotRequired[tuple[tuple[Point, str], ...]]
 
 
 #: Fields that are written although they are empty: every point has them.
@@ -85,11 +86,54 @@ def concerns(key: str, reached: Reached, way: str) -> bool:
     such as ``step >= stages true``.
     """
     point, subject = reached.point, key.removesuffix(f" {way}")
-    path, line = subject.replace("\\", "/"), point.line.replace("\\", "/")
-    named = subject in (reached.condition, point.name, point.kernel)
-    return named or path == line or line.endswith(f"/{path}")
+    return subject in (reached.condition, point.name, point.kernel) or names(subject, point.line)
 
 
-def reason_of(unreached: Mapping[str, str], reached: Reached, way: str) -> str:
-    """Return why a way of a point need not be gone; "" if it should be."""
-    return next((why for key, why in unreached.items() if concerns(key, reached, way)), "")
+def names(key: str, line: str) -> bool:
+    """Return whether ``file.py:46``, with as much of the path as one likes, names a line."""
+    path, line = key.replace("\\", "/"), line.replace("\\", "/")
+    return path == line or line.endswith(f"/{path}")
+
+
+def reason_of(
+    unreached: Mapping[str, str],
+    reached: Reached,
+    way: str,
+    points: Mapping[Point, Reached],
+) -> str:
+    """Return why a way of a point need not be gone; "" if it should be.
+
+    What is inside of a branch or loop that need not be entered need not run, either.
+
+    Args:
+      unreached: as in ``KernelSpec.unreached``.
+      reached: the point.
+      way: its way.
+      points: all points of the kernel.
+    """
+    for key, why in unreached.items():
+        if concerns(key, reached, way):
+            return why
+    return _reason_around(unreached, reached, points, frozenset())
+
+
+def _reason_around(
+    unreached: Mapping[str, str],
+    reached: Reached,
+    points: Mapping[Point, Reached],
+    inside: frozenset[Point],
+) -> str:
+    """Return why none of the branches and loops around a point need be entered, or ""."""
+    reasons: list[str] = []
+    for point, way in reached.within:
+        outer = points.get(point)
+        if outer is None or point in inside:
+            return ""
+        own = next((why for key, why in unreached.items() if concerns(key, outer, way)), "")
+        reasons.append(own or _reason_around(unreached, outer, points, inside | {point}))
+    return reasons[0] if all(reasons) and reasons else ""
+
+
+def by_point(reached: Iterable[Reached]) -> Mapping[Point, Reached]:
+    """Return what was reached by its point."""
+    return {one.point: one for one in reached}

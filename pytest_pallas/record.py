@@ -451,6 +451,7 @@ class Record:
         a ``pallas_sim.SyncThreshold`` for each group of sites; empty but for that check.
       coverage: what of the kernel ran on simulators, by point, from ``coverage.reached_to_json``.
       unreached: reasons why a part of it need not run, as in ``KernelSpec.unreached``.
+      simulators: those that the spec claims, such as ``"tpu-sim"``; empty without ``unreached``.
       orders: in how many orders the calls of a sanitizer of schedules ran on a simulator; None of
         other checks.
       witness: of a failure, the order in which it shows, as ``--pallas-witness`` takes it; "" if
@@ -497,6 +498,7 @@ class Record:
     synchronization: tuple[_PlainSync, ...] = ()
     coverage: tuple[_PlainReached, ...] = ()
     unreached: Mapping[str, Text] = dataclasses.field(default_factory=dict[str, str])
+    simulators: tuple[str, ...] = ()
     orders: Orders | None = None
     witness: str = ""
 

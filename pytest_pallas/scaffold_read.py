@@ -566,7 +566,8 @@ def parameters_of(function: Callable[..., Any]) -> Parameters:
         hint = hints.get(name)
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
             continue
-        if _is_mesh(name, hint) and parameter.default in (parameter.empty, None):
+        is_mesh = name == "mesh" or getattr(hint, "__name__", "") in ("Mesh", "AbstractMesh")
+        if is_mesh and parameter.default in (parameter.empty, None):
             choices.append((StaticParameter(name, _meshes(source, signature)),))
         elif parameter.default is not parameter.empty:
             optional.append(_optional(name, hint, parameter.default))
@@ -579,10 +580,6 @@ def parameters_of(function: Callable[..., Any]) -> Parameters:
             doc = dataclasses.replace(doc, dtypes=doc.dtypes or _of_prose(name, prose))
             choices.append(tuple(_required(name, hint, doc, source, keyword=keyword)))
     return Parameters(tuple(choices), tuple(static for static in optional if static.values))
-
-
-def _is_mesh(name: str, hint: Any) -> bool:
-    return name == "mesh" or getattr(hint, "__name__", "") in ("Mesh", "AbstractMesh")
 
 
 def _meshes(source: Source, signature: inspect.Signature) -> tuple[MeshSizes, ...]:

@@ -484,12 +484,16 @@ class Marks:
         condition as the source has it, a line (``"kernel.py:46"``, with as much of the path as one
         likes), the name of a reference or of a kernel; perhaps with a way: ``"step >= 6 true"``. No
         examples grow for it.
+      redundant: waits, signals, barriers and fences that no mesh of the spec needs, each with the
+        reason why they stay; for the check ``synchronization``. A key is a line of theirs or of the
+        call of their function (``"kernel.py:46"``), or the name of a semaphore or barrier.
     """
 
     tolerance: AnyTolerance | Mapping[str, AnyTolerance] | None = None
     xfail: Mapping[str, ExpectedFailure] = field(default_factory=dict[str, ExpectedFailure])
     equivalent: Sequence[EquivalentMutant] = ()
     unreached: Mapping[str, str] = field(default_factory=dict[str, str])
+    redundant: Mapping[str, str] = field(default_factory=dict[str, str])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -629,16 +633,24 @@ def _problems(spec: KernelSpec) -> list[str]:
             not spec.meshes and not hasattr(spec.inputs, "example")
         ),
     }
-    unreached: Any = spec.unreached
-    if not isinstance(unreached, Mapping):
-        unreached = {}
-        wrong[f"unreached must map a line or a name to a reason, not {spec.unreached!r}"] = True
-    for key, reason in unreached.items():
-        texts = isinstance(key, str) and isinstance(reason, str)
-        wrong[
-            "unreached must map a condition, line or name, such as 'k.py:46' or 'step >= 6 true', "
-            f"to the reason why it need not run, not {key!r} to {reason!r}"
-        ] = not (texts and key.strip() and reason.strip())
+    marks = {
+        "unreached": (spec.unreached, "a condition, line or name", "it need not run"),
+        "redundant": (spec.redundant, "a line or name", "it stays"),
+    }
+    for name, (reasons, keys, why) in marks.items():
+        wrong |= _problems_with_reasons(name, reasons, keys, why)
     in_meshes = problem_with_meshes(spec.meshes)
     problems = [problem for problem, applies in wrong.items() if applies]
     return problems if in_meshes is None else [in_meshes, *problems]
+
+
+def _problems_with_reasons(name: str, reasons: Any, keys: str, why: str) -> dict[str, Any]:
+    """Return what may be wrong with a mapping from keys to reasons, and whether it is."""
+    if not isinstance(reasons, Mapping):
+        return {f"{name} must map {keys} to a reason, not {reasons!r}": True}
+    pairs: Mapping[Any, Any] = reasons
+    return {
+        f"{name} must map {keys}, such as 'k.py:46', to the reason why {why}, not {key!r} to "
+        f"{reason!r}": not all(isinstance(text, str) and text.strip() for text in (key, reason))
+        for key, reason in pairs.items()
+    }

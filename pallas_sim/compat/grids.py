@@ -14,6 +14,9 @@ from typing import Any
 
 from pallas_sim.compat.jaxprs import name_of_space
 
+#: With lookahead, a block may be fetched any number of steps ahead.
+_ANY_STEP = 2**31
+
 
 @dataclass(frozen=True)
 class BlockFacts:
@@ -45,6 +48,15 @@ class BlockFacts:
     trivial: bool
     index_map: Any
     of_dims: Callable[[Sequence[Any]], Sequence[Any]]
+
+    @property
+    def lag(self) -> int:
+        """How many steps a block is fetched ahead at most, or comes later to the array.
+
+        A step of JAX's pipeline fetches ahead into the free buffers, and ends when all that was
+        written back to the others is there.
+        """
+        return _ANY_STEP if self.lookahead else (self.buffers or 2) - 1
 
     def starts(self, indices: Sequence[Any]) -> list[Any]:
         """Return the first element of a block along each axis, before the array is padded.

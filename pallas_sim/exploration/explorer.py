@@ -19,6 +19,8 @@ from pallas_sim.exploration.past import (
     Past,
     part_of,
 )
+from pallas_sim.exploration.polling import wait_for_more
+from pallas_sim.exploration.symmetry import are_alike
 from pallas_sim.exploration.witness import Witness, digest_of
 from pallas_sim.findings import Owner, Wait
 from pallas_sim.machine import Machine
@@ -61,9 +63,11 @@ class Explorer(Choices):
       chosen: by number, who took the next step wherever several could.
       memory: whether accesses to memory are kept. The proof of order says which of them are in no
         order; only for a run that shows it are they tried both ways.
-      sums: who added to floating-point memory, by its identity, name and line.
       turns: when somebody was passed over, and went on after that.
       jaxpr: what runs.
+      alike: whether devices that have seen the same do the same next: see ``symmetry``.
+      waits_for_more: whether a round of a loop that sees less than one that does nothing does
+        nothing, too: see ``polling``.
     """
 
     machine: Machine = field(kw_only=True)
@@ -71,15 +75,14 @@ class Explorer(Choices):
     past: Past = field(default_factory=Past)
     chosen: list[int] = field(default_factory=list[int])
     memory: bool = field(default=False)
-    sums: dict[tuple[int, str, str], set[Any]] = field(
-        default_factory=dict[tuple[int, str, str], set[Any]]
-    )
     turns: list[Turn] = field(default_factory=list["Turn"])
     jaxpr: Any = None
+    alike: bool = False
+    waits_for_more: bool = False
     _events: Any = None
     _seen: int = 0
     _names: dict[int, tuple[Any, Hashable]] = field(default_factory=dict[int, tuple[Any, Hashable]])
-    _copies: dict[int, tuple[Any, Actor]] = field(default_factory=dict[int, tuple[Any, Actor]])
+    _actors: dict[Any, Actor] = field(default_factory=dict[Any, Actor])
     _things: dict[Actor, Any] = field(default_factory=dict[Actor, Any])
     _since: dict[Actor, int] = field(default_factory=dict[Actor, int])
     _counts: Counter[Any] = field(default_factory=Counter[Any])
@@ -100,6 +103,7 @@ class Explorer(Choices):
     def begin(self, jaxpr: Any) -> None:
         """Keep what runs."""
         self.jaxpr = jaxpr
+        self.alike, self.waits_for_more = are_alike(jaxpr), wait_for_more(jaxpr)
 
     def next_task(self, ready: deque[Any]) -> Any:
         """Choose what happens next; copies move until a task goes on, or nothing can happen."""
@@ -198,7 +202,7 @@ class Explorer(Choices):
         owner = self.owner_of(actor)
         if actor[0] == "thread":
             return str(owner)
-        copy = next(copy for copy, known in self._copies.values() if known == actor)
+        copy = self._things[actor]
         source, target = copy.names
         what = f"{source or 'memory'} -> {target or 'memory'}, {_brief(copy.line)}"
         return f"copy {actor[2]} of {owner} ({what})"
@@ -370,13 +374,13 @@ class Explorer(Choices):
             _operate(step, "add", self._name(semaphore), copy.size, (semaphore.name, copy.line))
 
     def _actor_of(self, copy: Any) -> Actor:
-        known = self._copies.get(id(copy))
+        known = self._actors.get(copy)
         if known is not None:
-            return known[1]
+            return known
         starter = self.steps[-1].actor if self.steps else ("thread", -1, 0)
         actor = ("copy", starter[1], self._counts["copies", starter[1]])
         self._counts["copies", starter[1]] += 1
-        self._copies[id(copy)], self._things[actor] = (copy, actor), copy
+        self._actors[copy], self._things[actor] = actor, copy
         if self.steps:
             self.past.begin(actor, len(self.steps) - 1)
         return actor
@@ -454,9 +458,6 @@ class Explorer(Choices):
         if not (self.memory or atomic):
             return
         whole = root(region)
-        if atomic == "sum":
-            adders = self.sums.setdefault((id(whole), *where), set())
-            adders.add((step.actor, len(self.steps)))
         if id(whole) not in self._names:
             self._learn_all()
         # What no device has is a thread's own: it is named by who accessed it first, and when.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,14 +23,14 @@ class ReplayedOrder(Explorer):
     """The choices of a witness, and then the plain ones.
 
     Attributes:
-      schedule: the witness.
+      replayed: the witness.
     """
 
-    schedule: Witness = field(kw_only=True)
+    replayed: Witness = field(kw_only=True)
 
     def __post_init__(self) -> None:
         """Let threads stop where they did."""
-        self.memory = self.schedule.memory
+        self.memory = self.replayed.memory
 
     def begin(self, jaxpr: Any) -> None:
         """Keep what runs.
@@ -39,7 +39,7 @@ class ReplayedOrder(Explorer):
           OptionError: it is not what the witness is of.
         """
         super().begin(jaxpr)
-        self.schedule.require(digest_of(jaxpr), self.machine.target)
+        self.replayed.require(digest_of(jaxpr), self.machine.target)
 
     def _choose(self, enabled: tuple[Actor, ...]) -> Actor:
         """Return whom the witness names.
@@ -50,10 +50,10 @@ class ReplayedOrder(Explorer):
         if len(enabled) == 1:
             return enabled[0]
         at = len(self.chosen)
-        choice = self.schedule.choices[at] if at < len(self.schedule.choices) else 0
+        choice = self.replayed.choices[at] if at < len(self.replayed.choices) else 0
         if choice >= len(enabled):
             raise OptionError(
-                f"the schedule does not fit this run: choice {at} of it is {choice}, and "
+                f"the witness does not fit this run: choice {at} of it is {choice}, and "
                 f"{len(enabled)} can go on there; {OTHER_RUN}"
             )
         return enabled[choice]
@@ -64,11 +64,11 @@ class ReplayedOrder(Explorer):
         Raises:
           OptionError: choices are left over.
         """
-        left = len(self.schedule.choices) - len(self.chosen)
+        left = len(self.replayed.choices) - len(self.chosen)
         if left > 0:
             raise OptionError(
-                f"the schedule does not fit this run: {left} of its "
-                f"{len(self.schedule.choices)} choices are left over; {OTHER_RUN}"
+                f"the witness does not fit this run: {left} of its "
+                f"{len(self.replayed.choices)} choices are left over; {OTHER_RUN}"
             )
 
 
@@ -105,6 +105,10 @@ class DirectedOrder(Explorer):
         return actor
 
 
+#: A look at a count: what decides besides what it does, and the count.
+type Look = tuple[Hashable, int]
+
+
 @dataclass(eq=False)
 class Node:
     """A state of a run in which somebody is chosen.
@@ -116,6 +120,7 @@ class Node:
       wanted: those that are to be tried.
       asleep: those whose runs from here on were made elsewhere, each with what its step does.
       ways: who is to go on after one of those that are wanted.
+      looks: of those that are wanted only so that somebody looks earlier, these looks.
     """
 
     enabled: tuple[Actor, ...]
@@ -126,6 +131,7 @@ class Node:
     wanted: set[Actor] = field(default_factory=set[Actor])
     asleep: dict[Actor, ExploredStep] = field(default_factory=dict[Actor, ExploredStep])
     ways: dict[Actor, list[Actor]] = field(default_factory=dict[Actor, list[Actor]])
+    looks: dict[Actor, set[Look]] = field(default_factory=dict[Actor, set[Look]])
 
 
 @dataclass(eq=False)
@@ -183,6 +189,8 @@ class ReducedOrder(Explorer):
         kind, thread, _ = node.chosen
         copy = self._things.get(node.chosen)
         count = len(ready) + sum(copy.movable for copy in self.machine.copies)
+        if not count:  # those who look again and again go on now, as nobody else can
+            return ()
         can = any(task.thread.number == thread for task in ready)
         if count != len(node.enabled) or not (can if kind == "thread" else copy and copy.movable):
             raise Unrepeatable

@@ -336,6 +336,27 @@ class Past:
         steps = range(earlier + 1, later)
         return [*(at for at in steps if not self.precedes(earlier, at)), later]
 
+    def roundings(self) -> Iterator[Reason]:
+        """Yield where several add rounded numbers to the same elements, with the lines."""
+        sums: dict[Hashable, list[tuple[int, int, Actor, tuple[str, str]]]] = {}
+        for step in self.steps:
+            for access in step.accesses:
+                if access.atomic == "sum":
+                    added = access.first, access.end, step.actor, access.where
+                    sums.setdefault(access.memory, []).append(added)
+        for ranges in sums.values():
+            same: list[list[tuple[int, int, Actor, tuple[str, str]]]] = []
+            reached = -1
+            for added in sorted(ranges):
+                if added[0] >= reached:  # not the elements of those before
+                    same.append([])
+                same[-1].append(added)
+                reached = max(reached, added[1])
+            for adders in same:
+                if len({actor for _, _, actor, _ in adders}) > 1:
+                    lines = tuple(sorted({line for *_, (_, line) in adders}))
+                    yield Reason("sum", adders[0][3][0], lines)
+
     @property
     def takes_parts(self) -> bool:
         """Whether a wait is for less than a copy brings: here a copy is one step, and not there."""
@@ -356,6 +377,9 @@ class Past:
         All waits before it must have enough. The semaphores are counted along the steps that come
         before both, or go on without the earlier one. That has taken what it needs to begin: two
         steps that take the same from a semaphore, as a lock, never access memory at once.
+
+        It errs to no: other steps between may wait for what only the earlier one gives, or for what
+        comes later in this run.
         """
         counts = Counter(self.initial)
         for position in range(earlier):
@@ -363,6 +387,39 @@ class Past:
         for (kind, what), amount in self.steps[earlier].operations.items():
             counts[what] -= amount if kind == "take" else 0
         return all(self._count(counts, position) for position in self.without(earlier, later))
+
+    def is_denied(self, earlier: int, later: int) -> bool:
+        """Return whether the later step cannot access memory ahead of the earlier one, or at once.
+
+        It errs to no. All goes on that need not come after one of the two and has enough; of what
+        it takes, only the part that must come before the later step is counted.
+        """
+        counts = Counter(self.initial)
+        for position in range(earlier):
+            self._count(counts, position)
+        for (kind, what), amount in self.steps[earlier].operations.items():
+            counts[what] -= amount if kind == "take" else 0
+        left = [
+            at
+            for at in range(earlier + 1, len(self.steps))
+            if at == later or not (self.precedes(earlier, at) or self.precedes(later, at))
+        ]
+        while later in left:
+            waiting = set(left)
+            able = [
+                at
+                for at in left
+                if waiting.isdisjoint(self.before[at]) and self._count(Counter(counts), at)
+            ]
+            others = [at for at in able if not self.precedes(at, later)]
+            for at in others or able[:1]:
+                left.remove(at)
+                for (kind, what), amount in self.steps[at].operations.items():
+                    if kind == "add" or not others:
+                        counts[what] += _change(kind, amount)
+            if not able:
+                return True
+        return False
 
     def _count(self, counts: Counter[Hashable], position: int) -> bool:
         """Count what a step adds to semaphores and takes; return whether its waits have enough."""
@@ -381,15 +438,38 @@ class Past:
                     initial[what] -= _change(kind, amount)
         self.initial = {name: count for name, count in initial.items() if count}
 
-    def count(self, name: Hashable, earlier: int, later: int) -> int:
-        """Return the count of a semaphore after what comes before two steps, without the first."""
+    def counts(self, name: Hashable, earlier: int, later: int) -> frozenset[int]:
+        """Return what a look may see if it comes before a step that it came after.
+
+        Args:
+          name: of the semaphore.
+          earlier: the step that is left out.
+          later: the look.
+
+        Returns:
+          The counts without that addition, and without any others that the look can come before.
+          Empty if that is not known.
+        """
+        actor = self.steps[later].actor
+        own = next((at for at in reversed(range(later)) if self.steps[at].actor == actor), None)
+        known = 0 if own is None else self.past[own]
         way = [at for at in self.without(earlier, later) if self.precedes(at, later)]
-        return sum(
-            _change(kind, amount)
-            for position in (*range(earlier), *way)
-            for (kind, what), amount in self.steps[position].operations.items()
-            if what == name
-        )
+        fixed, others = self.initial.get(name, 0), list[int]()
+        for position in (*range(earlier), *way):
+            for (kind, what), amount in self.steps[position].operations.items():
+                change = _change(kind, amount) if what == name else 0
+                if change < 0 and self.steps[position].actor != actor:
+                    return frozenset()
+                if known >> position & 1 or change < 0:
+                    fixed += change
+                elif change:
+                    others.append(change)
+        counts = {fixed}
+        for change in others:
+            counts |= {count + change for count in counts}
+            if len(counts) > _COUNTS:
+                return frozenset()
+        return frozenset(counts)
 
     def knowledge(self, position: int) -> Hashable:
         """Return what the actor of a step knew before it: all that its last step comes after."""
@@ -400,6 +480,14 @@ class Past:
         known = (at for at in range(own[-1] + 1) if self.precedes(at, own[-1]))
         steps = [(self.steps[at].actor, tuple(self.steps[at].operations.items())) for at in known]
         return frozenset(Counter(steps).items())
+
+    def done_by(self, actor: Actor, position: int) -> Hashable:
+        """Return what an actor had done before a step, and the counts that it had seen."""
+        return tuple(
+            tuple((kind, value) for (kind, _), value in step.operations.items())
+            for step in self.steps[:position]
+            if step.actor == actor and step.operations
+        )
 
     def _needed(self, *, first: bool) -> list[set[int]]:
         """Return the additions that the waits of each step need.
@@ -473,6 +561,9 @@ class Past:
                 of_memory = accesses.setdefault(access.memory, {})
                 of_memory[access] = of_memory.get(access, 0) | bit
 
+
+#: Of a look that may see more counts, it is not known whether it does nothing.
+_COUNTS = 64
 
 #: Operations at the barriers of a GPU.
 _OF_PHASES = frozenset({"arrive", "end", "pass"})

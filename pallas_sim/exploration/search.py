@@ -26,7 +26,7 @@ own proof. What no run shows is searched on all devices.
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any, Literal
@@ -35,16 +35,19 @@ import numpy as np
 
 from pallas_sim.errors import OptionError, PallasError, SimulationError
 from pallas_sim.exploration.explorer import Explorer, Redundant, Unrepeatable, story_of
-from pallas_sim.exploration.orders import DirectedOrder, Node, ReducedOrder, ReplayedOrder
+from pallas_sim.exploration.orders import (
+    DirectedOrder,
+    ReducedOrder,
+    ReplayedOrder,
+)
 from pallas_sim.exploration.past import (
     Actor,
-    ExploredStep,
     MemoryAccess,
     Past,
     Reason,
-    conflict,
     reasons_of,
 )
+from pallas_sim.exploration.reduction import Search
 from pallas_sim.exploration.witness import Witness
 from pallas_sim.findings import Finding
 from pallas_sim.inspector import same_bits
@@ -194,7 +197,7 @@ def _shown(runs: _Runs, outcome: _Outcome) -> Exploration:
             return _witnessed(runs, outcome, fault)
         past = outcome.explorer.past
         races = list(_memory_races(past))
-        feasible = feasible or any(past.is_feasible(*race) for race in races)
+        feasible = feasible or not all(past.is_denied(*race) for race in races)
         for one, other in races:
             denied.update(reason.lines for reason in reasons_of(past.steps[one], past.steps[other]))
         feasible = feasible or past.takes_parts
@@ -322,9 +325,7 @@ class _Runs:
     def learn(self, explorer: Explorer) -> None:
         """Take note of why the order of steps matters."""
         past = explorer.past
-        for (_, name, line), adders in explorer.sums.items():
-            if len(adders) > 1:
-                self.reasons.add(Reason("sum", name, (line,)))
+        self.reasons.update(past.roundings())
         for one, other in past.races:
             self.reasons.update(reasons_of(past.steps[one], past.steps[other]))
 
@@ -339,7 +340,7 @@ class _Runs:
             ]
             kinds = dict.fromkeys((finding.kind, finding.line) for finding in findings)
             return _Fault((type(error), getattr(error, "line", ""), *kinds))
-        rounds = bool(first.explorer.sums)
+        rounds = any(any(one.explorer.past.roundings()) for one in (first, outcome))
         same = first.error is not None or same_values(first.values, outcome.values, rounds=rounds)
         known = outcome.explorer.machine.shown
         shown = [f.key for f in outcome.findings if f.kind not in _PROVED or f.key in known]
@@ -376,117 +377,15 @@ def _walk(runs: _Runs, orders: Search, *, memory: bool) -> Iterator[_Outcome]:
         runs.count += 1
         if outcome is None and explorers[0].machine.findings:
             witness = explorers[0].witness  # what it has shown so far need not be shown again
-            outcome = runs.make(lambda machine: ReplayedOrder(machine=machine, schedule=witness))  # noqa: B023
+            outcome = runs.make(lambda machine: ReplayedOrder(machine=machine, replayed=witness))  # noqa: B023
             runs.count += 1
+        before = orders.anew
         orders.learn(explorers[0])
         runs.learn(explorers[0])
-        if outcome is not None:
+        if orders.anew > before:
+            runs.classes = 0
+        elif outcome is not None:
             yield outcome
-
-
-@dataclass(eq=False)
-class Search:
-    """The runs of a search: those that were made, and the next one.
-
-    Attributes:
-      nodes: the states of the next run, up to the one in which it takes another way.
-      count: how many were made.
-      left: whether there is a next one.
-      vain: looks that were a whole round of a loop and let it go on as if it were none: what the
-        thread knew before, the semaphore, and the count.
-    """
-
-    nodes: list[Node] = field(default_factory=list[Node])
-    count: int = 0
-    left: bool = True
-    vain: set[tuple[Any, Hashable, int]] = field(default_factory=set[tuple[Any, Hashable, int]])
-    _known_races: set[tuple[int, int]] = field(default_factory=set[tuple[int, int]])
-
-    @property
-    def known(self) -> int:
-        """How many classes of orders are known to be left."""
-        return sum(len(_untried(node)) for node in self.nodes)
-
-    def learn(self, explorer: ReducedOrder) -> None:
-        """Take note of a run that was made, and find the next one."""
-        self.count += 1
-        nodes, past = self.nodes, explorer.past
-        del nodes[len(explorer.steps) :]
-        past.order()
-        step = explorer.steps[-1] if explorer.steps else None
-        if explorer.spun and step is not None and len(step.seen) == 1:
-            ((name, count),) = step.seen.items()
-            self.vain.add((past.knowledge(len(past.steps) - 1), name, count))
-        for earlier, later in past.races:
-            known = (earlier, later) in self._known_races
-            if earlier < len(nodes) and not known and not self._is_vain(past, earlier, later):
-                _want_reversal(nodes[earlier], past, earlier, later)
-        if explorer.spun and step is not None:
-            _want_others(nodes[-1], step)
-        while nodes and not _untried(nodes[-1]):
-            nodes.pop()
-        self.left = bool(nodes)
-        self._known_races = {race for race in past.races if race[1] < len(nodes) - 1}
-        if nodes:
-            nodes[-1].chosen = _untried(nodes[-1])[0]
-
-    def _is_vain(self, past: Past, earlier: int, later: int) -> bool:
-        """Return whether a look without an addition before it is known to be none."""
-        operations = past.steps[later].operations
-        name = next((name for kind, name in operations if kind == "look"), None)
-        if not self.vain or name is None or len(operations) > 1:
-            return False
-        return (past.knowledge(later), name, past.count(name, earlier, later)) in self.vain
-
-
-def _untried(node: Node) -> list[Actor]:
-    """Return who is wanted and was not tried; in the order in which they were enabled."""
-    return [
-        actor
-        for actor in node.enabled
-        if actor in node.wanted and actor not in node.tried and actor not in node.asleep
-    ]
-
-
-def _want_others(node: Node, step: ExploredStep) -> None:
-    """Want somebody else tried in a state, as the step there ended a round that was none.
-
-    Not if an addition sleeps that the look does not see: until such a look is more than nothing,
-    all that follows is where the addition comes first.
-    """
-    if any(conflict(step, other) for other in node.asleep.values()):
-        return
-    # Each of those that only look, one after the other: if all do, the last one waits forever.
-    known = [node.tried.get(actor) for actor in node.wanted]
-    if all(other is not None and other.seen for other in known):
-        awake = (actor for actor in node.enabled if actor not in node.asleep)
-        node.wanted.update([actor for actor in awake if actor not in node.wanted][:1])
-
-
-def _want_reversal(node: Node, past: Past, earlier: int, later: int) -> None:
-    """Want somebody tried in a state, so that a race of its step goes the other way round."""
-    without = past.without(earlier, later)
-    initial: set[Actor] = set()  # of those who go on without the earlier step: who need no others
-    begun: set[Actor] = set()
-    before = 0
-    for position in without:
-        actor = past.steps[position].actor
-        if actor not in begun and not past.past[position] & before:
-            initial.add(actor)
-        begun.add(actor)
-        before |= 1 << position
-    # Who sleeps has been first in all orders of the same steps, unless its run ended there.
-    asleep = {actor for actor, step in node.asleep.items() if not step.seen}
-    if not initial.isdisjoint(node.wanted | asleep):
-        return
-    # The shortest way to the later step: all else need not have happened before.
-    way = [past.steps[at].actor for at in without if past.precedes(at, later)]
-    if way[0] in node.enabled:
-        node.wanted.add(way[0])
-        node.ways[way[0]] = way[1:]
-        return
-    possible = [actor for actor in node.enabled if actor in initial]
-    node.wanted.update(possible[:1] or node.enabled)
 
 
 def same_values(one: Any, other: Any, *, rounds: bool = False) -> bool:
@@ -604,7 +503,7 @@ def _witnessed(runs: _Runs, outcome: _Outcome, fault: _Fault) -> Exploration:
       Unrepeatable: its order does not repeat it.
     """
     witness = outcome.explorer.witness
-    again = runs.make(lambda machine: ReplayedOrder(machine=machine, schedule=witness))
+    again = runs.make(lambda machine: ReplayedOrder(machine=machine, replayed=witness))
     if again is None or runs.fault_of(again) != fault or not _same(outcome, again):
         raise Unrepeatable
     best = _shrunk(runs, again, fault)

@@ -74,23 +74,23 @@ class Witness:
         version, dash, _ = text.partition("-")
         if dash and version.isdecimal() and int(version) != VERSION:
             raise OptionError(
-                f"schedule {shown!r} has version {version}, and this simulator replays version "
+                f"witness {shown!r} has version {version}, and this simulator replays version "
                 f"{VERSION}: explore the call again"
             )
         match = _TEXT.fullmatch(text)
         if match is None:
             raise OptionError(
-                f"{shown!r} is no schedule: it is {VERSION}-TARGET-PROGRAM-SKIPPED.CHOICE-..., "
+                f"{shown!r} is no witness: it is {VERSION}-TARGET-PROGRAM-SKIPPED.CHOICE-..., "
                 "as an exploration prints it"
             )
         _, memory, target, program, steps = match.groups()
         if target not in TARGETS:
-            raise OptionError(f"schedule {shown!r} is for {target!r}, which is no target")
+            raise OptionError(f"witness {shown!r} is for {target!r}, which is no target")
         choices: list[int] = []
         for step in steps.split("-")[1:]:
             skipped, choice = map(int, step.split("."))
             if len(choices) + skipped >= _MOST:
-                raise OptionError(f"schedule {shown!r} has more than {_MOST:,} choices")
+                raise OptionError(f"witness {shown!r} has more than {_MOST:,} choices")
             choices += [*[0] * skipped, choice]
         return cls(program, target, tuple(choices), memory=bool(memory))
 
@@ -99,24 +99,24 @@ class Witness:
         return (self.version, self.program, self.target) == (VERSION, digest_of(jaxpr), target)
 
     def require(self, program: str, target: str) -> None:
-        """Reject a call that it is not a schedule of.
+        """Reject a call that it is not a witness of.
 
         Raises:
           OptionError: the call is another one, or runs on another chip.
         """
         if self.version != VERSION:
             raise OptionError(
-                f"the schedule has version {self.version}, and this simulator replays version "
+                f"the witness has version {self.version}, and this simulator replays version "
                 f"{VERSION}: explore the call again"
             )
         if target != self.target:
             raise OptionError(
-                f"the schedule is for {self.target}, and the call runs on {target}: explore it "
+                f"the witness is for {self.target}, and the call runs on {target}: explore it "
                 f"there, or run it on {self.target}"
             )
         if program != self.program:
             raise OptionError(
-                f"the schedule is of call {self.program}, and this is call {program}: the kernel, "
+                f"the witness is of call {self.program}, and this is call {program}: the kernel, "
                 "its shapes or its mesh are others; explore it again"
             )
 

@@ -5,6 +5,9 @@ are there (PTX ISA, "Parallel Synchronization and Communication Instructions: mb
 tests one bit, the parity of the phase. So a barrier that has gone on by two phases looks as if it
 had not gone on at all. That is reported, as are more arrivals than a phase takes. A wait runs the
 operations of engines that arrive at the barrier (``engines.py``).
+
+A block also has 16 barriers of the hardware, with numbers, where threads of several warpgroups meet
+(PTX ISA, "barrier.cta"). Only inlined code names them.
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ from __future__ import annotations
 from typing import Any
 
 from pallas_sim.accesses import record_access
+from pallas_sim.compat.jaxprs import BarrierFacts
 from pallas_sim.errors import SimulationError
 from pallas_sim.findings import Wait
 from pallas_sim.gpu.engines import advance, count_arrivals, go_on, know, moves_by_choice
@@ -100,6 +104,48 @@ def _pass(thread: GpuThread, barrier: Barrier, line: str) -> None:
         barrier.waits[warp] = barrier.waits.get(warp, 0) + 1
 
 
+def meet(thread: GpuThread, number: int, count: int, line: str, *, waits: bool) -> None:
+    """Arrive at a barrier of the hardware with all lanes, and wait for the others (PTX ISA, "bar").
+
+    Args:
+      thread: a warpgroup or a warp.
+      number: of the barrier in the block, 0 to 15.
+      count: threads of the block that meet there.
+      line: ``file:line``.
+      waits: whether the thread waits (``bar.sync``), or others wait for it (``bar.arrive``).
+
+    Raises:
+      DeadlockError: the others never come.
+    """
+    line = line or thread.around
+    go_on(thread)
+    thread.machine.scheduler.stop()
+    barrier = _numbered(thread, number, count)
+    if barrier.pending == barrier.arrivals:  # the first one says how many the phase takes
+        barrier.arrivals = barrier.pending = count
+    elif barrier.arrivals != count:
+        message = f"{barrier.name} is for {barrier.arrivals} threads, and here for {count}"
+        thread.report("phase", message, line, ref=barrier.name, seed=thread.machine.seed)
+    turn = barrier.completed
+    thread.recording.events.append(Released(thread.number, barrier.phases[-1].token, True))
+    count_arrivals(thread, barrier, 32 * len(thread.lanes), line)
+    go_on(thread)
+    if waits:
+        _wait_for_phase(thread, barrier, turn, line)
+    elif not thread.machine.choices.explores:
+        thread.machine.scheduler.pause()
+
+
+def _numbered(thread: GpuThread, number: int, count: int) -> Barrier:
+    block = thread.block
+    if number not in block.numbered:
+        facts = BarrierFacts(count)
+        barrier = Barrier(f"barrier {number}", block, facts, count, -1 - number, of_hardware=True)
+        thread.machine.choices.name(barrier, barrier.location)
+        block.numbered[number] = barrier
+    return block.numbered[number]
+
+
 def test(thread: GpuThread, barrier: Barrier, line: str) -> bool:
     """Return whether the next phase is complete; if so, that counts as a wait for it."""
     choices = thread.machine.choices
@@ -130,7 +176,7 @@ def _wait_for_phase(thread: GpuThread, barrier: Barrier, turn: int, line: str) -
             on=f"{barrier.name} (phase {turn})",
             needed=barrier.arrivals,
             had=barrier.arrivals - barrier.pending,
-            unit="arrivals",
+            unit="threads" if barrier.of_hardware else "arrivals",
             line=line,
             program=thread.program,
         )
@@ -147,11 +193,12 @@ def _wait_for_phase(thread: GpuThread, barrier: Barrier, turn: int, line: str) -
                 barrier.waiting.append(task)
             if not machine.scheduler.block(blocked):
                 raise thread.deadlock([blocked()])
-        if barrier.completed > turn + 1:
+        if barrier.completed > turn + 1 and not barrier.of_hardware:
             _report_overrun(thread, barrier, turn, line)
         machine.choices.operate("pass", barrier.location, turn, (barrier.name, line))
         # Each phase that is complete by now passes on what its arrivals have done.
-        for phase in barrier.phases[turn : barrier.completed]:
+        end = turn + 1 if barrier.of_hardware else barrier.completed
+        for phase in barrier.phases[turn:end]:
             at = (line, thread.program, thread.kernel)
             thread.recording.events.append(Acquired(thread.number, phase.token, *at))
             for operation in phase.operations:
@@ -159,8 +206,9 @@ def _wait_for_phase(thread: GpuThread, barrier: Barrier, turn: int, line: str) -
 
 
 def _is_passed(barrier: Barrier, turn: int) -> bool:
-    """Return whether the parity tells a waiting thread that a phase is complete."""
-    return barrier.completed > turn and (barrier.completed - turn) % 2 == 1
+    """Return whether a waiting thread is told that a phase is complete."""
+    ahead = barrier.completed - turn
+    return ahead > 0 and (barrier.of_hardware or ahead % 2 == 1)
 
 
 def _report_overrun(thread: GpuThread, barrier: Barrier, turn: int, line: str) -> None:

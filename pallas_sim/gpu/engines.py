@@ -162,7 +162,7 @@ class LaunchEngines:
         chains: dict[Any, EngineOperation] = {}
         for operation in self.launch.operations:
             chain = operation.record.chain
-            chains.setdefault(id(operation) if chain is None else chain, operation)
+            chains.setdefault(operation if chain is None else chain, operation)
         return list(chains.values())
 
     def move(self, operation: EngineOperation) -> Sequence[Side]:

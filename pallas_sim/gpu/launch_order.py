@@ -88,7 +88,7 @@ class _Reads:
         """Note that a line reads a region."""
         low, high = (at - address_of(self.array) for at in bounds_of(region))
         access, least, most = self.spans.get(line) or (
-            _access(thread, region, name, line, "read"),
+            _access(thread, region, name, line, "read")(),
             low,
             high,
         )
@@ -108,7 +108,8 @@ class Footprints:
     Attributes:
       seed: of the run.
       cluster: number of the cluster that runs.
-      accesses: in order.
+      accesses: make those of arrays that the kernel writes, in order. Only those that are reported
+        are made.
       shadows: of the arrays that the kernel writes, by identity.
       reads: of the other arrays, by identity.
       kept: which elements reach something, of outputs that the kernel only writes, by identity.
@@ -117,7 +118,7 @@ class Footprints:
 
     seed: int = 0
     cluster: int = 0
-    accesses: list[Access] = field(default_factory=list[Access])
+    accesses: list[Callable[[], Access]] = field(default_factory=list[Callable[[], Access]])
     shadows: dict[int, _ArrayShadow] = field(default_factory=dict)
     reads: dict[int, _Reads] = field(default_factory=dict)
     kept: dict[int, Array] = field(default_factory=dict)
@@ -142,15 +143,17 @@ class Footprints:
     ) -> None:
         """Note an access of the cluster that runs; see ``machine.AccessMonitor``."""
         whole = root(region)
-        shadow = self.shadows.get(id(whole))
+        identity = id(whole)
+        shadow = self.shadows.get(identity)
         if shadow is None:
-            reads = self.reads.get(id(whole))
+            reads = self.reads.get(identity)
             if reads is not None and not writes:
                 reads.note(thread, region, name, line)
             return
         kind: GlobalAccessKind = "atomic" if adds else "write" if writes else "read"
         access = _access(thread, region, name, line, "write" if writes else "read")
         self.accesses.append(access)
+        kept = self.kept.get(identity)
         region = _elements_of(region, whole)
         number = len(self.accesses)
         if number == len(self._clusters):
@@ -160,11 +163,11 @@ class Footprints:
             for numbers in shadow.last.get(other, ()):
                 part = same_part(numbers, region, whole)
                 racing = (part > 0) & (self._clusters[part] != self.cluster)
-                if id(whole) in self.kept:
-                    racing &= same_part(self.kept[id(whole)], region, whole)
+                if kept is not None:
+                    racing &= same_part(kept, region, whole)
                 theirs = part[racing]
                 if theirs.size:
-                    self._report(thread, access, self.accesses[int(theirs.flat[0]) - 1])
+                    self._report(thread, access(), self.accesses[int(theirs.flat[0]) - 1]())
         self._keep(shadow.last[kind], region, whole, number)
 
     def kernel_ahead(self, name: str) -> KernelAhead:
@@ -174,7 +177,7 @@ class Footprints:
         for shadow in self.shadows.values():
             for kind in ("write", "atomic", "read"):
                 numbers = shadow.last[kind][0]
-                kernel.keep(shadow.array, numbers, lambda number: self.accesses[number - 1], kind)
+                kernel.keep(shadow.array, numbers, lambda number: self.accesses[number - 1](), kind)
         for reads in self.reads.values():
             if reads.spans:
                 kernel.traces.append(EarlierAccesses(reads.array, reads.find))
@@ -203,18 +206,18 @@ class Footprints:
             second = same_view(kept[1], inside, whole)
             before = first[key]
             theirs = (before > 0) & (self._clusters[before] != self.cluster)
-            second[key] = np.where(theirs, before, second[key])
+            if theirs.any():
+                second[key] = np.where(theirs, before, second[key])
         first[key] = number
 
 
-def _access(thread: Thread, region: Region, name: str, line: str, kind: Any) -> Access:
-    return Access(
-        kind=kind,
-        ref=name,
-        owner=thread.owner,
-        index=index_of(region),
-        line=line,
-        program=thread.program,
+def _access(
+    thread: Thread, region: Region, name: str, line: str, kind: Any
+) -> Callable[[], Access]:
+    """Return what makes the access of a thread to a region, as the thread is now."""
+    owner, program = thread.owner, thread.program
+    return lambda: Access(
+        kind=kind, ref=name, owner=owner, index=index_of(region), line=line, program=program
     )
 
 

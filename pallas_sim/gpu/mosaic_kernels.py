@@ -258,6 +258,8 @@ def _execute(
     traffic = Traffic(kernel.ordered, kernel.remote, None, kernel.remote and not skips)
     axes = [*kernel.mesh.grid, *kernel.mesh.cluster]
     sizes = [size for _, size in axes]
+    if 0 in sizes and any(0 not in output.shape for output in kernel.outputs):
+        machine.idle[kernel.name, kernel.line] = tuple(size for _, size in kernel.mesh.grid)
     with (
         thread.inside(kernel.name, kernel.equation, sizes),
         launched(thread, kernel.equation, traffic, several=True),
@@ -345,6 +347,7 @@ class _KernelRun:
                 self.run([cluster])
             finally:
                 report_disorder(machine, recording)
+                _forget_memory([cluster])
 
     def run_all_at_once(self) -> None:
         """Run all clusters at the same time."""
@@ -364,6 +367,7 @@ class _KernelRun:
             self.run(clusters)
         finally:
             idle.remove(begin_next)
+            _forget_memory(clusters)
         events.append(Synchronized(numbers))
         if start is not None:
             events.append(Acquired(device.number, start.token))
@@ -431,6 +435,17 @@ class _KernelRun:
 def _threads(clusters: Sequence[BlockCluster]) -> list[GpuThread]:
     blocks = [block for cluster in clusters for block in cluster.blocks]
     return [thread for block in blocks for thread in block.warpgroups]
+
+
+def _forget_memory(clusters: Sequence[BlockCluster]) -> None:
+    """Forget the memory of blocks that have ended.
+
+    The arrays that hold a block's barriers refer to the block. Python's garbage collector does not
+    look into arrays, so nothing would ever free this cycle, and with it the whole run.
+    """
+    for cluster in clusters:
+        for block in cluster.blocks:
+            block.memory.clear()
 
 
 def _child(thread: Thread, **facts: Any) -> GpuThread:

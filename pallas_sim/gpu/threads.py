@@ -140,6 +140,7 @@ class ThreadBlock:
       doors: one byte for each of its barriers. Other blocks access it when they arrive there, so
         that the monitor of order sees an arrival after the end of this block.
       barriers: its barriers.
+      numbered: those of the hardware, by number.
       open: operations that it started and no thread knows to be done, by identity.
       tensor_core: of Blackwell.
       none_left: whether ``try_cluster_cancel`` has answered that no cluster is left: a request
@@ -160,6 +161,7 @@ class ThreadBlock:
     end: Token = field(default_factory=Token)
     doors: Array = field(default_factory=lambda: np.zeros(1024, np.uint8))
     barriers: list[Barrier] = field(default_factory=list)
+    numbered: dict[int, Barrier] = field(default_factory=dict)
     open: dict[int, EngineOperation] = field(default_factory=dict)
     tensor_core: TensorCore = field(default_factory=lambda: TensorCore())
     none_left: bool = False
@@ -232,6 +234,8 @@ class Barrier:
       coming: operations that will arrive at it.
       waits: how often a warp waited for it, by warpgroup and warp.
       waiting: the tasks that wait for it.
+      of_hardware: whether it is one of the 16 that a block has by number, and not in shared memory:
+        it counts threads, and a wait does not end by parity.
     """
 
     name: str
@@ -247,6 +251,7 @@ class Barrier:
     coming: list[EngineOperation] = field(default_factory=list)
     waits: dict[tuple[int, int], int] = field(default_factory=dict)
     waiting: list[Task] = field(default_factory=list)
+    of_hardware: bool = False
 
     def __post_init__(self) -> None:
         """Begin the first phase."""

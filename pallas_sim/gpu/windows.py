@@ -37,6 +37,10 @@ from pallas_sim.transforms import (
 )
 from pallas_sim.windows import read
 
+#: The indices of a window along an axis of an array: an ascending range, a list that a kernel
+#: gives, or one number for an axis that the window lacks.
+type Indices = range | Array | int
+
 
 @dataclass(frozen=True, slots=True)
 class EngineWindow:
@@ -47,7 +51,7 @@ class EngineWindow:
       shape: of the whole window.
       inside: the index of these elements in the window; None if it has no others.
       array: the array, if the window reaches beyond it or lists rows.
-      axes: the indices along each axis of the array; a number for an axis that the window lacks.
+      axes: the indices along each axis of the array.
       listed: whether the kernel lists some of these indices (a gather or a scatter).
       name: of the reference.
       home: the device whose memory it is.
@@ -57,7 +61,7 @@ class EngineWindow:
     shape: tuple[int, ...]
     inside: tuple[Any, ...] | None = None
     array: Array | None = None
-    axes: tuple[Array | int, ...] = ()
+    axes: tuple[Indices, ...] = ()
     listed: bool = False
     name: str = ""
     home: int = 0
@@ -72,7 +76,7 @@ class EngineWindow:
         """``(start, stop)`` along each axis of the array, of the elements that it has."""
         assert self.array is not None
         used, _ = _within(self.axes, self.array.shape)
-        return tuple((int(indices.min()), int(indices.max()) + 1) for indices in used)
+        return tuple((int(min(indices)), int(max(indices)) + 1) for indices in used)
 
     def load(self, fill: Any = 0) -> Array:
         """Load the elements, and ``fill`` for those that the array does not have."""
@@ -114,7 +118,7 @@ class EngineWindow:
         axes[number] = indices[start:stop]
         return self.at(axes)
 
-    def at(self, axes: Sequence[Array | int]) -> EngineWindow:
+    def at(self, axes: Sequence[Indices]) -> EngineWindow:
         """Return the window of the same array with other indices along its axes."""
         assert self.array is not None
         window = _gathered(self.array, axes, listed=self.listed)
@@ -218,15 +222,22 @@ def without_unit_axes(
     tile_of = iter(_tiles(tiles, len(window.shape)))
     dropped: list[UnitAxis] = []
     for axis, (indices, size) in enumerate(zip(axes, array.shape, strict=True)):
-        tile, count = (1, 1) if isinstance(indices, int) else (next(tile_of), indices.size)
+        tile, count = (1, 1) if isinstance(indices, int) else (next(tile_of), len(indices))
         start = indices if isinstance(indices, int) else int(indices[0]) if count else 0
         if 0 < size <= tile == count and start // tile:
-            axes[axis] = indices - start // tile * tile
+            axes[axis] = _moved(indices, start // tile * tile)
             dropped.append(UnitAxis(axis, start, tile))
     if not dropped:
         return window, ()
     moved = window.at(axes)
     return moved, tuple(dropped) if _values(moved.region).size else ()
+
+
+def _moved(indices: Indices, by: int) -> Indices:
+    """Return indices less a number."""
+    if isinstance(indices, range):
+        return range(indices.start - by, indices.stop - by, indices.step)
+    return indices - by
 
 
 def _composed(
@@ -245,26 +256,26 @@ def _composed(
 
 def _indices_along(
     shape: Sequence[int], transforms: Sequence[Transform], operands: Sequence[Any]
-) -> list[Array | int]:
-    """Return the indices of a window along each axis of an array; a number if it lacks an axis.
+) -> list[Indices]:
+    """Return the indices of a window along each axis of an array.
 
     Args:
       shape: of the array.
       transforms: from the array to the window, each of them ``Indexed``.
       operands: of the equation.
     """
-    axes: list[Array | int] = [np.arange(size) for size in shape]
+    axes: list[Indices] = [range(size) for size in shape]
     for transform in transforms:
         assert isinstance(transform, Indexed)
         left = [axis for axis, indices in enumerate(axes) if not isinstance(indices, int)]
         for axis, index in zip(left, transform.indices, strict=True):
             before = axes[axis]
             assert not isinstance(before, int)
-            start = int(before[0]) if before.size else 0
-            step = int(before[1]) - start if before.size > 1 else 1
+            start = int(before[0]) if len(before) else 0
+            step = int(before[1]) - start if len(before) > 1 else 1
             if isinstance(index, AxisSlice):
                 first, size = _number(index.start, operands), _number(index.size, operands)
-                axes[axis] = start + step * (first + index.stride * np.arange(size))
+                axes[axis] = _spaced(start + step * first, step * index.stride, size)
                 continue
             assert isinstance(index, Operand | int)
             value = np.asarray(_value(index, operands)).astype(np.int64)
@@ -272,21 +283,44 @@ def _indices_along(
     return axes
 
 
-def _within(axes: Sequence[Array | int], shape: Sequence[int]) -> tuple[list[Array], list[Array]]:
-    """Return the indices along each axis that an array of this shape has, and which these are."""
-    lists = [np.atleast_1d(indices) for indices in axes]
-    there = [(list_ >= 0) & (list_ < size) for list_, size in zip(lists, shape, strict=True)]
-    return [list_[ok] for list_, ok in zip(lists, there, strict=True)], there
+def _spaced(start: int, step: int, size: int) -> range | Array:
+    """Return so many indices; a list where they descend, as behind a list that a kernel gives."""
+    if step > 0:
+        return range(start, start + step * size, step)
+    return start + step * np.arange(size)
 
 
-def _gathered(array: Array, axes: Sequence[Array | int], *, listed: bool = False) -> EngineWindow:
-    shape = tuple(indices.size for indices in axes if not isinstance(indices, int))
+def _within(
+    axes: Sequence[Indices], shape: Sequence[int]
+) -> tuple[list[range | Array], list[slice | Array | None]]:
+    """Return the indices along each axis that an array of this shape has, and which these are.
+
+    None stands for all of them.
+    """
+    pairs = [_within_axis(indices, size) for indices, size in zip(axes, shape, strict=True)]
+    return [used for used, _ in pairs], [there for _, there in pairs]
+
+
+def _within_axis(indices: Indices, size: int) -> tuple[range | Array, slice | Array | None]:
+    if isinstance(indices, range):
+        start, step = indices.start, indices.step
+        first = max(0, -(start // step))
+        last = max(first, min(len(indices), -((start - size) // step)))
+        whole = first == 0 and last == len(indices)
+        return indices[first:last], None if whole else slice(first, last)
+    listed = np.atleast_1d(indices)
+    there = (listed >= 0) & (listed < size)
+    return listed[there], None if there.all() else there
+
+
+def _gathered(array: Array, axes: Sequence[Indices], *, listed: bool = False) -> EngineWindow:
+    shape = tuple(len(indices) for indices in axes if not isinstance(indices, int))
     used, there = _within(axes, array.shape)
-    inside = None
-    if not all(ok.all() for ok in there):
+    inside: tuple[Any, ...] | None = None
+    if any(ok is not None for ok in there):
         pairs = list(zip(there, axes, strict=True))
-        inside = np.ix_(*(ok for ok, indices in pairs if not isinstance(indices, int)))
-        if not all(ok.all() for ok, indices in pairs if isinstance(indices, int)):
+        inside = _index_of([ok for ok, indices in pairs if not isinstance(indices, int)], shape)
+        if any(ok is not None for ok, indices in pairs if isinstance(indices, int)):
             # A number along an axis that the window lacks is outside, so all of the window is.
             inside = tuple(np.zeros((0,) * len(shape), np.int64) for _ in shape)
             used = [np.zeros(0, np.int64) for _ in used]
@@ -295,17 +329,32 @@ def _gathered(array: Array, axes: Sequence[Array | int], *, listed: bool = False
     if None not in slices:
         region: Region = array[(*slices, ...)]
     else:
-        key = np.broadcast_arrays(*np.ix_(*used))
+        key = np.broadcast_arrays(*np.ix_(*map(_array, used)))
         region = Elements(array, tuple(indices.ravel() for indices in key))
     return EngineWindow(region, shape, inside, array, tuple(axes), listed)
 
 
-def _slice(indices: Array) -> slice | None:
+def _index_of(parts: Sequence[slice | Array | None], shape: Sequence[int]) -> tuple[Any, ...]:
+    """Return the index of some elements along each axis: slices, or arrays if one is a list."""
+    slices = [slice(None) if part is None else part for part in parts]
+    if all(isinstance(part, slice) for part in slices):
+        return tuple(slices)
+    every = map(np.arange, shape)
+    return np.ix_(*(numbers[part] for numbers, part in zip(every, slices, strict=True)))
+
+
+def _array(indices: range | Array) -> Array:
+    if isinstance(indices, range):
+        return np.arange(indices.start, indices.stop, indices.step)
+    return indices
+
+
+def _slice(indices: range | Array) -> slice | None:
     """Return the slice that has these indices; None if they are no ascending range."""
-    if not indices.size:
+    if not len(indices):
         return slice(0, 0)
-    step = int(indices[1] - indices[0]) if indices.size > 1 else 1
-    if step <= 0 or (np.diff(indices) != step).any():
+    step = int(indices[1] - indices[0]) if len(indices) > 1 else 1
+    if not isinstance(indices, range) and (step <= 0 or (np.diff(indices) != step).any()):
         return None
     return slice(int(indices[0]), int(indices[-1]) + 1, step)
 
@@ -324,7 +373,9 @@ def _im2col(array: Array, transforms: Sequence[Transform], operands: Sequence[An
         raise SimulationError("an im2col reference can only be indexed")
     lists = any(isinstance(transform, Indexed) and transform.joint for transform in rest)
     axes = _indices_along(shape, rest, operands)
-    rows, columns = axes[0], axes[-1]
+    rows, columns = (
+        indices if isinstance(indices, int) else _array(indices) for indices in (axes[0], axes[-1])
+    )
     sliced = sum(not isinstance(indices, int) for indices in axes)
     if isinstance(rows, int) or isinstance(columns, int) or sliced != 2 or lists:
         raise SimulationError(

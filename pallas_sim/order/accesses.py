@@ -43,6 +43,7 @@ class SideInFlight:
       chain: of the operation: see ``Asynchronous``.
       number: of the flight, in the order in which those of an allocation began.
       past: what it became when a thread first knew it to be done.
+      ended: the times from which threads know it to be done without learning it from others.
     """
 
     origin: Copy | Asynchronous
@@ -61,6 +62,11 @@ class SideInFlight:
     chain: Any = None
     number: int = 0
     past: PastAccess | None = None
+    ended: dict[int, int] = field(default_factory=dict[int, int])
+
+    def is_over(self, clock: Array) -> bool:
+        """Return whether what has this clock knows it to be done."""
+        return any(clock[thread] >= time for thread, time in self.ended.items())
 
     def past_at(self, thread: int, time: int) -> PastAccess:
         """Return this side as an access that is over, which a thread knows from a time on."""
@@ -82,6 +88,7 @@ class PastAccess:
       adds: whether it wrote by adding.
       event: what it was.
       others: the times from which other threads know it, whose waits proved it, too.
+      held: what was held of locks during an access of a thread; None without locks.
     """
 
     thread: int
@@ -91,6 +98,7 @@ class PastAccess:
     adds: bool
     event: Touched | SideInFlight
     others: dict[int, int] | None = None
+    held: Array | None = None
 
     def learn(self, thread: int, time: int) -> None:
         """Note that a thread knows it from a time on, unless it knew it before."""

@@ -15,7 +15,8 @@ from pallas_sim.dtypes import Array
 from pallas_sim.findings import Access, Finding, Kind, Owner, Signal, Wait
 from pallas_sim.machine import Machine
 from pallas_sim.order.accesses import SideInFlight, index_of, whole_of
-from pallas_sim.order.happens_before import OrderPass, find_overruns, happens_before
+from pallas_sim.order.happens_before import find_overruns, happens_before
+from pallas_sim.order.races import OrderPass
 from pallas_sim.order.semaphores import Increment
 from pallas_sim.recording import (
     END_OF_BLOCK,
@@ -73,10 +74,16 @@ def disorder(
 
 
 def _findings(last: OrderPass, seed: int) -> list[Finding]:
-    """Return the violations of a run as findings."""
+    """Return the violations of a run as findings, one of each key."""
     find_overruns(last)
     report = _Report(last, seed)
-    return [_finding(report, *violation) for violation in last.violations]
+    findings: dict[Any, Finding] = {}
+    for kind, event, before in last.violations:
+        finding = _finding(report, kind, event, before)
+        if finding.key not in findings:
+            waits = _unproved(report, event, before)
+            findings[finding.key] = replace(finding, waits=waits)
+    return list(findings.values())
 
 
 def _renumber(events: Sequence[Event], owners: Sequence[Owner]) -> list[Owner]:
@@ -126,19 +133,15 @@ class _Report:
 
 
 def _finding(report: _Report, kind: str, event: Any, before: Any) -> Finding:
-    """Make a finding of one of ``OrderPass.violations``."""
+    """Make a finding of one of ``OrderPass.violations``, without its waits."""
     if kind == "entry":
         return _entry(report, event)
     if kind == "phase":
         return _overrun(report, event)
     later, earlier = _accesses(report, event, before)
     message = _race(kind, later, earlier, chained=_are_chained(event, before))
-    facts: dict[str, Any] = {
-        "accesses": (later, earlier),
-        "waits": _unproved(report, event, before),
-    }
     origin = event if isinstance(event, Touched) else event.origin
-    return _finding_at(report, "race", message, origin, later.ref, **facts)
+    return _finding_at(report, "race", message, origin, later.ref, accesses=(later, earlier))
 
 
 def _finding_at(

@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING, Any
 import ml_dtypes
 import numpy as np
 
+from pallas_sim.compat.jaxprs import key_implementation
 from pallas_sim.dtypes import (
     SMALL,
+    Array,
     bit_width,
     bitcast_axis,
     codes_of,
@@ -25,14 +27,26 @@ from pallas_sim.dtypes import (
     is_float,
     is_unsigned,
     reinterpret,
+    round_by_bits,
     word_dtype,
 )
+from pallas_sim.evaluation import fallback
+from pallas_sim.generators import (
+    core_generator,
+    count_pairs,
+    draw_bits,
+    folded_key_of_core,
+    key_of_core,
+    threefry2x32,
+)
+from pallas_sim.machine import Thread
 from pallas_sim.memory import KeyArray, is_key_dtype
 from pallas_sim.registry import Equation, Evaluate, rule
 from pallas_sim.rules.elementwise import direct, elementwise, register
 
 if TYPE_CHECKING:
     from pallas_sim.machine import Thread
+
 
 # numpy shifts by the width of a word or more, or by less than 0, as JAX does: nothing of an
 # unsigned word is left, and of a signed one its sign.
@@ -325,3 +339,111 @@ def _convert_element_type(eqn: Equation) -> Evaluate:
         return convert(array)
 
     return evaluate
+
+
+#: The implementation of the keys that ``pltpu.stateful_uniform`` and its like make and ignore.
+_STATEFUL = "_pallas_internal_stateful"
+
+
+#: The implementation of the keys that seed the generator of a TPU core. What others do is composed
+#: of other primitives by JAX.
+_OF_CORE = "pallas_tpu"
+
+
+@rule("random_seed", threaded=True)
+def _random_seed(eqn: Equation) -> Evaluate:
+    dtype = eqn.out.dtype
+    name = key_implementation(dtype)
+    if name == _STATEFUL:
+        return lambda thread, seeds: KeyArray(np.zeros(np.shape(seeds), np.int32), dtype)
+    if name != _OF_CORE:
+        return fallback(eqn)
+    return lambda thread, seeds: KeyArray(key_of_core(seeds), dtype)
+
+
+@rule("random_fold_in", threaded=True)
+def _random_fold_in(eqn: Equation) -> Evaluate:
+    dtype = eqn.out.dtype
+    if key_implementation(dtype) != _OF_CORE:
+        return fallback(eqn)
+    return lambda thread, keys, data: KeyArray(folded_key_of_core(keys.data, data), dtype)
+
+
+@rule("random_bits", threaded=True)
+def _random_bits(eqn: Equation) -> Evaluate:
+    shape, out = eqn.params["shape"], eqn.out
+    name = key_implementation(eqn.ins[0].dtype)
+    if name == _STATEFUL:
+        return lambda thread, keys: draw_bits(_generator(thread), out.shape, out.dtype)
+    if name != _OF_CORE:
+        return fallback(eqn)
+
+    def seeded(thread: Thread, keys: KeyArray) -> Array:
+        result = np.empty(out.shape, out.dtype)
+        for index in np.ndindex(keys.shape):
+            thread.generator = core_generator(*keys.data[index].ravel())
+            result[index] = draw_bits(thread.generator, shape, out.dtype)
+        return result
+
+    return seeded
+
+
+@rule("random_wrap")
+def _random_wrap(eqn: Equation) -> Evaluate:
+    dtype = eqn.out.dtype
+    return lambda data: KeyArray(np.asarray(data), dtype)
+
+
+@rule("random_unwrap")
+def _random_unwrap(eqn: Equation) -> Evaluate:
+    return lambda keys: keys.data
+
+
+@rule("threefry2x32")
+def _threefry2x32(eqn: Equation) -> Evaluate:
+    return threefry2x32
+
+
+@rule("iota_2x32_shape")
+def _iota_2x32_shape(eqn: Equation) -> Evaluate:
+    counts = count_pairs(eqn.params["shape"])
+    return lambda: counts
+
+
+@rule("prng_seed", threaded=True)
+def _prng_seed(eqn: Equation) -> Evaluate:
+    def evaluate(thread: Thread, *seeds: Any) -> tuple[()]:
+        arrays = [np.asarray(seed.data if isinstance(seed, KeyArray) else seed) for seed in seeds]
+        thread.generator = core_generator(*(int(word) for array in arrays for word in array.flat))
+        return ()
+
+    return evaluate
+
+
+@rule("prng_random_bits", threaded=True)
+def _prng_random_bits(eqn: Equation) -> Evaluate:
+    shape, dtype = eqn.out.shape, eqn.out.dtype
+    return lambda thread: draw_bits(_generator(thread), shape, dtype)
+
+
+def _generator(thread: Thread) -> np.random.Generator:
+    """That of the core, which begins as if by the run's seed; on a chip it just goes on."""
+    if thread.generator is None:
+        thread.generator = core_generator(thread.machine.seed)
+    return thread.generator
+
+
+@rule("prng_split")
+def _prng_split(eqn: Equation) -> Evaluate:
+    return lambda keys: list(keys.data.reshape(-1))
+
+
+@rule("prng_join")
+def _prng_join(eqn: Equation) -> Evaluate:
+    dtype = eqn.out.dtype
+    return lambda *parts: KeyArray(np.array([parts], np.uint32), dtype)
+
+
+@rule("stochastic_round")
+def _stochastic_round(eqn: Equation) -> Evaluate:
+    return round_by_bits(eqn.out.dtype)

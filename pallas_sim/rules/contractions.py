@@ -15,6 +15,7 @@ from numpy.lib.stride_tricks import as_strided
 
 from pallas_sim.chips import Accumulation
 from pallas_sim.dtypes import Array, compute_dtype, convert
+from pallas_sim.machine import Thread
 from pallas_sim.products import (
     Multiply,
     Unary,
@@ -30,6 +31,7 @@ from pallas_sim.rules.shapes import padder
 
 if TYPE_CHECKING:
     from pallas_sim.machine import Machine, Thread
+
 
 Dims = Sequence[int]
 

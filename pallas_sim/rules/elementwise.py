@@ -287,34 +287,6 @@ def _round(eqn: Equation) -> Evaluate:
 register({"is_finite": np.isfinite, "_copysign": np.copysign})
 
 
-@rule("one_minus_square")
-def _one_minus_square(eqn: Equation) -> Evaluate:
-    dtype = eqn.ins[0].dtype
-    rounded = rounding(dtype)
-    one = np.ones((), compute_dtype(dtype))[()]
-    return elementwise(eqn, lambda x: rounded(one + x) * rounded(one - x))
-
-
-@rule("polynomial")
-def _polynomial(eqn: Equation) -> Evaluate:
-    """Bind Horner's scheme, where each product and sum is rounded."""
-    dtype = eqn.out.dtype
-    rounded = rounding(dtype)
-    limit = eqn.params.get("unroll")
-    # JAX starts with 0 where it evaluates a loop, so that 0 times infinity is NaN there.
-    from_zero = len(eqn.ins) - 1 > (8 if limit is None else limit)
-    shape = eqn.out.shape
-
-    def horner(x: Any, *coefficients: Any) -> Any:
-        rest = list(coefficients)
-        result = np.zeros(shape, x.dtype) if from_zero else rest.pop()
-        while rest:
-            result = rounded(rounded(result * x) + rest.pop())
-        return result if np.shape(result) == shape else np.broadcast_to(result, shape)
-
-    return elementwise(eqn, horner)
-
-
 @rule("real", "imag")
 def _part(eqn: Equation) -> Evaluate:
     return operator.attrgetter(eqn.name)
@@ -470,34 +442,12 @@ def _register_special(name: str, bind: Callable[[Any], Evaluate]) -> None:
         return elementwise(eqn, evaluate)
 
 
-def _polygamma(special: Any) -> Evaluate:
-    def polygamma(order: Any, x: Any) -> Any:
-        order, x = np.float64(order), np.float64(x)
-        sign = np.where(order % 2 == 0, -1.0, 1.0)
-        result = sign * special.gamma(order + 1) * special.zeta(order + 1, x)
-        result = np.where(order == 0, special.digamma(x), result)
-        return np.where((order < 0) | (order != np.floor(order)), np.nan, result)
-
-    return polygamma
-
-
-def _lgamma(special: Any) -> Evaluate:
-    return lambda x: np.where(np.isinf(x), np.inf, special.gammaln(x))
-
-
 _SPECIAL: dict[str, Callable[[Any], Evaluate]] = {
     "erf": lambda special: special.erf,
     "erfc": lambda special: special.erfc,
     "erf_inv": lambda special: special.erfinv,
-    "lgamma": _lgamma,
+    "lgamma": lambda special: lambda x: np.where(np.isinf(x), np.inf, special.gammaln(x)),
     "digamma": lambda special: lambda x: np.where(x == 0, -np.inf, special.digamma(x)),
-    "polygamma": _polygamma,
-    "igamma": lambda special: special.gammainc,
-    "igammac": lambda special: special.gammaincc,
-    "zeta": lambda special: special.zeta,
-    "bessel_i0e": lambda special: special.i0e,
-    "bessel_i1e": lambda special: special.i1e,
-    "regularized_incomplete_beta": lambda special: special.betainc,
 }
 for _name, _special in _SPECIAL.items():
     _register_special(_name, _special)

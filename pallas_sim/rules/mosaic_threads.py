@@ -20,6 +20,7 @@ from pallas_sim.compat.jaxprs import semaphore_kind
 from pallas_sim.compat.places import transforms_in
 from pallas_sim.copies import signal
 from pallas_sim.cores import CoreAddress, peer_of, reach
+from pallas_sim.counts import note_wait
 from pallas_sim.dtypes import Array, convert
 from pallas_sim.edges import (
     contents_of,
@@ -52,7 +53,7 @@ from pallas_sim.gpu.threads import (
 from pallas_sim.gpu.windows import at_device, devices_along, signals_of
 from pallas_sim.machine import Thread
 from pallas_sim.memory import Outside, Ref
-from pallas_sim.points import is_of_user, note_wait
+from pallas_sim.points import is_of_user, turn_site
 from pallas_sim.recording import Acquired, Asynchronous, Semaphore, Side
 from pallas_sim.registry import Equation, Evaluate, rule
 from pallas_sim.rules.references import reducer
@@ -239,11 +240,14 @@ def _on_barrier(act: Callable[[GpuThread, Barrier, str], Any]) -> Callable[[Equa
         part, predicate = leaves.part(0, tree), leaves.predicate()
         waits = eqn.name in ("barrier_wait", "barrier_arrive_and_wait")
         counts = waits and is_of_user(eqn)
+        turns = turn_site(eqn, part) if waits else None
 
         def evaluate(thread: GpuThread, *operands: Any) -> Any:
             if not holds(predicate, operands):
                 return None
             barrier = named_barrier(thread, part, operands, line)
+            if turns is not None:
+                thread.machine.coverage.turn(turns, thread, operands)
             if counts:
                 note_wait(thread, barrier.name, line, blocked=not is_passed(thread, barrier))
             result = act(thread, barrier, line)

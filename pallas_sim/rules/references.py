@@ -32,8 +32,9 @@ from pallas_sim.edges import (
 from pallas_sim.errors import SimulationError
 from pallas_sim.machine import Thread
 from pallas_sim.memory import KeyArray, Outside, Ref, is_key_dtype
+from pallas_sim.points import turn_site
 from pallas_sim.registry import Equation, Evaluate, rule
-from pallas_sim.transforms import Transform, split_elsewhere
+from pallas_sim.transforms import RefPart, Transform, split_elsewhere
 from pallas_sim.windows import read, region_of, write
 
 
@@ -86,15 +87,19 @@ def _store(eqn: Equation) -> Evaluate:
 
 @rule("swap", threaded=True)
 def _swap(eqn: Equation) -> Evaluate:
-    window, places = split_elsewhere(transforms_of(eqn.params["tree"], 2, len(eqn.ins) - 2))
-    used = eqn.used
+    part = RefPart(0, transforms_of(eqn.params["tree"], 2, len(eqn.ins) - 2))
+    window, places = part.window, part.places
+    used, turns = eqn.used, turn_site(eqn, part)
 
     def evaluate(thread: Thread, ref: Ref, value: Any, *operands: Any) -> Any:
+        all_operands = (ref, value, *operands)
+        if turns is not None:
+            thread.machine.coverage.turn(turns, thread, all_operands)
         if places:
-            ref = thread.elsewhere(ref, places, (ref, value, *operands), eqn.line)
+            ref = thread.elsewhere(ref, places, all_operands, eqn.line)
+            all_operands = (ref, value, *operands)
         report_input_write(thread, ref, eqn.line)
         _require_plain(ref)
-        all_operands = (ref, value, *operands)
         if ref.block is not None:
             from pallas_sim.gpu.portable_accesses import BlockAccess
 

@@ -15,17 +15,19 @@ from pallas_sim.accesses import (
     read_window,
     report_input_write,
 )
+from pallas_sim.chips import padded_shape
 from pallas_sim.compat.jaxprs import name_of_space
 from pallas_sim.compat.places import CopyParts, copy_parts, semaphore_parts
 from pallas_sim.compat.source import move_of_block
 from pallas_sim.copies import advance, promise, signal, start, wait
 from pallas_sim.cores import OF_THE_LAUNCH, barrier_of, peer_of, reach
+from pallas_sim.counts import note_wait
 from pallas_sim.dtypes import Array
 from pallas_sim.edges import contents_of, read_inside, region_inside, report_edge, write_inside
 from pallas_sim.errors import SimulationError
 from pallas_sim.machine import Thread
 from pallas_sim.memory import Outside, Ref
-from pallas_sim.points import copy_slots, is_of_user, note_wait
+from pallas_sim.points import copy_slots, is_of_user, turn_site
 from pallas_sim.recording import Copy, Semaphore
 from pallas_sim.registry import Equation, Evaluate, rule
 from pallas_sim.rules.references import adding
@@ -229,12 +231,14 @@ def _wait(eqn: Equation) -> Evaluate:
     value, decrement, line = parts.value, parts.decrement, eqn.line
     assert value is not None
     assert decrement is not None
-    semaphore_of = _named(parts.semaphore)
+    semaphore_of, turns = _named(parts.semaphore), turn_site(eqn, parts.semaphore)
 
     def evaluate(thread: Thread, *operands: Any) -> Any:
         semaphore = semaphore_of(thread, operands, line)
         if semaphore is not None:
             amount = int(operands[value])
+            if turns is not None:
+                thread.machine.coverage.turn(turns, thread, operands)
             note_wait(thread, semaphore.name, line, blocked=semaphore.count < amount)
             wait(thread, semaphore, amount, line, decrement=bool(operands[decrement]))
             thread.machine.coverage.close(semaphore)
@@ -316,12 +320,31 @@ def _choice(part: RefPart, operands: Sequence[Any]) -> RefPart:
 def _accessed(
     thread: Thread, part: RefPart, reader: _Reader, operands: Sequence[Any], how: str, line: str
 ) -> tuple[Any, bool]:
-    """Return the elements of one side of a copy, and whether all are there, which is reported."""
+    """Return the elements of one side of a copy, and whether all are there.
+
+    A copy beyond an edge is reported, but for one that ends in the padding of the last tile, as
+    copies of JAX's ``emit_pipeline`` do: a copy is of whole tiles, and that padding is nobody's.
+    """
     ref: Ref = operands[part.position]
     try:
         return reader(ref.data, operands), True
     except Outside:
+        if _ends_in_padding(ref, reader, operands):
+            return read_inside(ref.data, part.transforms, operands, contents_of(thread)), False
         return read_window(thread, ref, part.transforms, operands, how, line), False
+
+
+def _ends_in_padding(ref: Ref, reader: _Reader, operands: Sequence[Any]) -> bool:
+    """Return whether a window is within an array and the padding of its last tiles."""
+    if ref.space == "smem" or not ref.data.ndim:
+        return False
+    shape = padded_shape(ref.data.shape, ref.data.dtype)
+    tiles = np.broadcast_to(np.empty((), ref.data.dtype), shape)  # takes no memory
+    try:
+        reader(tiles, operands)
+    except (Outside, IndexError, ValueError):  # or the array is reshaped before
+        return False
+    return True
 
 
 def _semaphore(

@@ -263,6 +263,15 @@ def describe_call(call: Call) -> str:
     return f"{name}({shown}), values {values}"
 
 
+def describe_arrays(tree: Any) -> str:
+    """Write dtype and shape of the arrays in a tree: ``float32[8, 128], int32[]``."""
+    return ", ".join(
+        f"{leaf.dtype}[{', '.join(map(str, np.shape(leaf)))}]"
+        for leaf in jax.tree.leaves(tree)
+        if hasattr(leaf, "dtype")
+    )
+
+
 def to_numpy(values: Any) -> Any:
     """Convert the JAX arrays of a pytree to numpy. It waits for them, and raises their errors.
 

@@ -349,9 +349,14 @@ def parse(
     if target == "all" and family.targets:
         return [family.make(TARGETS[chip]) for chip in family.targets]
     if target not in family.targets:
-        valid = ", ".join([*family.targets, "all"]) if family.targets else "none"
-        raise OptionError(f"unknown target {target!r} of backend {name!r}; its targets: {valid}")
+        raise OptionError(unknown_target(family, name, target, "all"))
     return [family.make(TARGETS[target])]
+
+
+def unknown_target(family: Family, name: str, target: str, *others: str) -> str:
+    """Return the message about a target that a backend does not have, which lists those it has."""
+    valid = ", ".join([*family.targets, *others]) if family.targets else "none"
+    return f"unknown target {target!r} of backend {name!r}; its targets: {valid}"
 
 
 def with_target(backend: Backend, target: str, families: Mapping[str, Family]) -> Backend:

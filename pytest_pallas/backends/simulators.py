@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import time
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
+from weakref import WeakSet
 
 import numpy as np
 
 from pallas_sim.chips import Target, accumulations
-from pallas_sim.errors import BoundsError, MissingRuleError
+from pallas_sim.errors import BoundsError, MissingRuleError, PallasError
 from pallas_sim.findings import OF_TRANSFERS, Finding
 from pytest_pallas.backends.ending import OverdueError, ending, ending_whole
 from pytest_pallas.backends.protocol import Backend, Call, Kind, Outcome, Probe, Schedule, chip_of
@@ -73,6 +75,12 @@ class Simulator:
         """Always None: the simulator needs nothing but numpy."""
         return None
 
+    @functools.cached_property
+    def installed_compiler(self) -> Compiler | None:
+        """The compiler, if it is installed. To find out takes as long as a small run."""
+        compiler = self.compiler
+        return compiler if compiler is not None and compiler.available() is None else None
+
     def context(self) -> Any:
         """Return the context to trace in."""
         from pallas_sim.tracing import tracing_for
@@ -109,7 +117,7 @@ class Simulator:
             return self._judged(dataclasses.replace(cached.outcome, seconds=0.0), call)
         outcome, jaxpr = self._run(call)
         if isinstance(outcome.error, MissingRuleError) and self.otherwise is not None:
-            return self._run_otherwise(call)
+            return self._run_otherwise(call, outcome)
         if key is not None and outcome.error is None and outcome.nbytes <= _KEPT_BYTES:
             run = _CachedRun(outcome, jaxpr, _is_monitored(call))
             self._kept.add(key, run, outcome.nbytes)
@@ -119,8 +127,29 @@ class Simulator:
         """As ``run``, without the cache, for timing."""
         outcome, _ = self._run(call)
         if isinstance(outcome.error, MissingRuleError) and self.otherwise is not None:
-            return self._run_otherwise(call)
+            return self._run_otherwise(call, outcome)
         return self._judged(outcome, call)
+
+    def run_on_part(self, call: Call, multiprocessors: int) -> Outcome | None:
+        """Simulate a call that has run, on a part of the GPU with so many multiprocessors.
+
+        So a persistent program, of which there is one for each multiprocessor, has many tiles of a
+        small array. None if its function does not ask for their number, refuses this one, or has a
+        kernel without any program then: a cluster may need more.
+        """
+        if not call.settings.jit or call.function not in _ASKING:
+            return None
+        part = dataclasses.replace(
+            self,
+            target=dataclasses.replace(self.chip, multiprocessors=multiprocessors),
+            _kept=LastUsed(_RUNS, _RUN_BYTES),
+            _explored=LastUsed(_RUNS, _RUN_BYTES),
+        )
+        outcome, _ = part._run(call)
+        missing = outcome.error is not None and not isinstance(outcome.error, PallasError)
+        if missing or outcome.idle or isinstance(outcome.error, MissingRuleError):
+            return None
+        return part._judged(outcome, call)
 
     def trace(self, call: Call) -> tuple[Timeline, Exception | None]:
         """Simulate a call; returns its timeline and its error.
@@ -218,13 +247,18 @@ class Simulator:
                 facts.schedule = Schedule.of(exploration)
         return dataclasses.replace(outcome, error=error, exploration=exploration)
 
-    def _run_otherwise(self, call: Call) -> Outcome:
+    def _run_otherwise(self, call: Call, simulated: Outcome) -> Outcome:
+        """Run a call on the interpreter; return what the simulator lacks if that cannot, either."""
         assert self.otherwise is not None
-        outcome = self.otherwise.run(call)
-        note = Note(
-            f"run on {self.otherwise.name}, because the simulator does not support it yet", "run"
-        )
-        return dataclasses.replace(outcome, notes=(*outcome.notes, note))
+        outcome, name = self.otherwise.run(call), self.otherwise.name
+        text = f"run on {name}, because the simulator does not support it yet"
+        if outcome.error is not None and not isinstance(outcome.error, PallasError):
+            # The kernel raises nothing itself: the simulator has traced it.
+            text = (
+                f"{name} does not run it, either: {type(outcome.error).__name__}: {outcome.error}"
+            )
+            outcome = dataclasses.replace(outcome, error=simulated.error)
+        return dataclasses.replace(outcome, notes=(*outcome.notes, Note(text, "run")))
 
     def _run(self, call: Call, timeline: Timeline | None = None) -> tuple[Outcome, Any]:
         """Return the outcome of a call, with its findings, and the jaxpr that was simulated.
@@ -250,6 +284,10 @@ class Simulator:
         return outcome, None if program is None else program.jaxpr
 
 
+#: Functions that have asked how many multiprocessors a GPU has.
+_ASKING: WeakSet[Any] = WeakSet()
+
+
 @dataclass(frozen=True)
 class _CachedRun:
     """A cached run.
@@ -273,11 +311,15 @@ def _tell(call: Call, jaxpr: Any, kernels: Sequence[Any]) -> None:
 
 def _traced(backend: Simulator, call: Call) -> Any:
     """Return the trace of a call, without its rewriting; JAX caches it."""
+    from pallas_sim.tracing import noting_questions
     from pytest_pallas.backends.tracing import jitted, on_host
 
     static, arrays = on_host(call.with_settings(rewriting=None))
-    with backend.context():
-        return jitted(static).trace(arrays)
+    with backend.context(), noting_questions() as questions:
+        traced = jitted(static).trace(arrays)
+    if "core_count" in questions:
+        _ASKING.add(call.function)
+    return traced
 
 
 @dataclass(frozen=True)
@@ -471,8 +513,8 @@ def _counter(backend: Simulator, call: Call) -> Callable[[Any], int | None] | No
     """Return what counts the shared memory of a kernel; None if no compiler is there."""
     if call.settings.rewriting is not None:
         return lambda _: 0  # whether the kernel fits is not asked of a mistake that was put in
-    compiler = backend.compiler
-    if compiler is None or compiler.available() is not None:
+    compiler = backend.installed_compiler
+    if compiler is None:
         return None
     return lambda kernel: compiler.shared_bytes(kernel, call.settings.timeout)
 

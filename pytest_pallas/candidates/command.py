@@ -8,17 +8,27 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from pallas_sim.errors import OptionError, PallasError
 
 _DESCRIPTION = """\
 Judge a kernel that somebody else wrote, without running its code in this process. The exit status
 is 0 if it passed, 1 if it failed, 2 if an argument cannot be used, and 3 if it could not be
-judged: the reference raised, or a target is not there."""
+judged: the reference raised, or a target is not there.
+
+With --suite=jaxbench FOLDER, the candidates of a folder of JAXBench are judged by its own rule and
+by this one: docs/judge.md."""
 
 #: Devices of this process, for references that need several.
 _DEVICES = 8
+
+#: ``--json`` without a file.
+_STDOUT = Path("-")
+
+#: Arguments that a suite has itself, with their defaults.
+_OF_KERNELS = ("reference", "inputs", "dtype", "size", "option", "target", "gradient")
+_OF_SUITES = ("workload", "kernel")
 
 
 def add_parser(commands: Any) -> None:
@@ -27,14 +37,10 @@ def add_parser(commands: Any) -> None:
         "verify", help="judge a kernel that somebody else wrote", description=_DESCRIPTION
     )
     parser.add_argument(
-        "candidates", nargs="+", metavar="FILE.py:FUNCTION", help="the kernels to judge"
+        "candidates", nargs="+", metavar="FILE.py:FUNCTION", help="the kernels to judge, or FOLDER"
     )
-    parser.add_argument(
-        "--reference", required=True, metavar="FILE.py:FUNCTION", help="the same function in jnp"
-    )
-    parser.add_argument(
-        "--inputs", required=True, metavar="SHAPES", help="shapes of the arguments: 'm k, k n'"
-    )
+    parser.add_argument("--reference", metavar="FILE.py:FUNCTION", help="the same function in jnp")
+    parser.add_argument("--inputs", metavar="SHAPES", help="shapes of the arguments: 'm k, k n'")
     parser.add_argument(
         "--dtype", action="append", metavar="DTYPE", help="of all arrays, or one for each (float32)"
     )
@@ -66,7 +72,19 @@ def add_parser(commands: Any) -> None:
         help="judge the gradient by this argument, too",
     )  # fmt: skip
     parser.add_argument("--all", action="store_true", help="go on after the first failure")
-    parser.add_argument("--json", type=Path, metavar="FILE.json", help="write the reports")
+    parser.add_argument(
+        "--json", type=Path, nargs="?", const=_STDOUT, metavar="FILE.json",
+        help="write the reports, without a file to stdout",
+    )  # fmt: skip
+    suite = parser.add_argument_group("a suite of tasks")
+    suite.add_argument("--suite", choices=("jaxbench",), help="FOLDER is one of this suite")
+    suite.add_argument("--workload", default="", metavar="NAME", help="the only task of the suite")
+    suite.add_argument(
+        "--kernel", type=Path, metavar="FILE.py", help="the only candidate, anywhere"
+    )
+    suite.add_argument(
+        "--tpu", choices=("v5e", "v6e", "auto"), default="auto", help="the chip (auto: v6e)"
+    )
     parser.set_defaults(run=run)
 
 
@@ -86,6 +104,13 @@ def run(arguments: argparse.Namespace) -> int:
     from pytest_pallas.errors import ShapeLanguageError, SpecError
 
     set_platforms()
+    if arguments.suite:
+        return _run_suite(arguments)
+    for name in _OF_SUITES:
+        if getattr(arguments, name):
+            raise OptionError(f"--{name} is of a suite: name it with --suite")
+    if arguments.reference is None or arguments.inputs is None:
+        raise OptionError("give --reference and --inputs, or --suite with a folder")
     simulate(_DEVICES, os.environ, explicit=False)
     reference = _loaded(arguments.reference)
     listed: list[Report] = []
@@ -106,7 +131,7 @@ def run(arguments: argparse.Namespace) -> int:
             stop=not arguments.all,
         )
         for report in reports:
-            print(report, flush=True)  # noqa: T201
+            print(report, file=_shown(arguments), flush=True)
             listed.append(report)
     except OptionError:
         raise
@@ -119,14 +144,61 @@ def run(arguments: argparse.Namespace) -> int:
             listed.append(
                 Report(name=name, passed=False, score=0.0, stages=(), undecided=str(error))
             )
-    if arguments.json is not None:
-        facts = [to_json(report) for report in listed]
-        text = json.dumps(facts[0] if len(facts) == 1 else facts, indent=1)
-        try:
-            arguments.json.write_text(f"{text}\n", encoding="utf-8")
-        except OSError as error:
-            raise OptionError(f"--json={arguments.json}: {error.strerror or error}") from None
+    facts = [to_json(report) for report in listed]
+    _write_json(arguments.json, facts[0] if len(facts) == 1 else facts)
     return max((report.status for report in listed), default=0)
+
+
+def _run_suite(arguments: argparse.Namespace) -> int:
+    """Judge the candidates of a suite, print a table, and write the verdicts."""
+    from pytest_pallas.candidates import jaxbench
+
+    for name in _OF_KERNELS:
+        if getattr(arguments, name):
+            raise OptionError(f"--{name} is not used with --suite, which has it in its files")
+    if len(arguments.candidates) != 1:
+        raise OptionError(f"--suite={arguments.suite}: give one folder")
+    folder = Path(arguments.candidates[0])
+    tasks = jaxbench.find_tasks(folder, arguments.workload, arguments.kernel)
+    tpu = "v6e" if arguments.tpu == "auto" else arguments.tpu
+    print(jaxbench.table_head(), file=_shown(arguments), flush=True)
+    verdicts: list[jaxbench.SuiteVerdict] = []
+    judged = jaxbench.verify_suite(
+        tasks,
+        tpu=tpu,
+        budget=arguments.budget,
+        seed=arguments.seed,
+        hidden=arguments.hidden,
+        stop=not arguments.all,
+    )
+    for verdict in judged:
+        print(jaxbench.table_row(verdict), file=_shown(arguments), flush=True)
+        verdicts.append(verdict)
+    _write_json(arguments.json, jaxbench.suite_json(verdicts, tpu, single=bool(arguments.kernel)))
+    return max((verdict.status for verdict in verdicts), default=0)
+
+
+def _shown(arguments: argparse.Namespace) -> TextIO:
+    """Return where tables and reports go: stdout, unless the JSON goes there."""
+    return sys.stderr if arguments.json == _STDOUT else sys.stdout
+
+
+def _write_json(path: Path | None, facts: Any) -> None:
+    """Write facts to a file, or to stdout for ``-``; nothing without a path.
+
+    Raises:
+      OptionError: the file cannot be written.
+    """
+    if path is None:
+        return
+    text = json.dumps(facts, indent=1)
+    if path == _STDOUT:
+        print(text)  # noqa: T201
+        return
+    try:
+        path.write_text(f"{text}\n", encoding="utf-8")
+    except OSError as error:
+        raise OptionError(f"--json={path}: {error.strerror or error}") from None
 
 
 def _loaded(target: str) -> Any:

@@ -64,8 +64,9 @@ def verify(
     Args:
       kernel: ``"FILE.py:FUNCTION"``, or a function of a module.
       reference: the same function in jnp. It is trusted, and runs here.
-      inputs: shapes such as ``"m k, k n"`` (docs/strategies.md), a hypothesis strategy of calls, or
-        a sequence of arrays and ``jax.ShapeDtypeStruct``, of whose shapes other values are drawn.
+      inputs: shapes such as ``"m k, k n"`` (docs/strategies.md), a hypothesis strategy of calls, a
+        sequence of arrays and ``jax.ShapeDtypeStruct``, of whose shapes other values are drawn, or
+        a sequence of ``Arguments``: the given call, and the hidden ones.
       targets: simulated chips (``"tpu-sim:v6e"``, ``"gpu-sim:h100"``), and compilers
         (``"tpu-compile:v6e"``), which are used where they are installed.
       budget: seconds for all of it.

@@ -90,8 +90,8 @@ class TaskInputs:
     """How the calls of a task are drawn.
 
     Attributes:
-      inputs: shapes such as ``"m k, k n"``, a strategy of hypothesis, or a sequence of arrays and
-        ``jax.ShapeDtypeStruct``.
+      inputs: shapes such as ``"m k, k n"``, a strategy of hypothesis, a sequence of arrays and
+        ``jax.ShapeDtypeStruct``, or one of ``Arguments``, of which the first is the given call.
       dtypes: one for all arrays, or one for each.
       hidden_dtypes: those of hidden calls in place of that of the first array of floats.
       sizes: sizes of the given call, by name.
@@ -155,6 +155,9 @@ def _calls(reference: Callable[..., Any], inputs: TaskInputs, seed: int) -> Iter
         drawn = choose(given, seed=seed, examples=GIVEN + inputs.hidden)
         for number, (name, value) in enumerate(drawn.items()):
             yield _call(reference, as_arguments(value), inputs, name, hidden=number >= GIVEN)
+    elif isinstance(given, Sequence) and any(isinstance(one, Arguments) for one in given):
+        for number, one in enumerate(given):
+            yield _call(reference, as_arguments(one), inputs, f"call {number}", hidden=number > 0)
     elif isinstance(given, Sequence):
         yield from _of_arrays(reference, inputs, given, seed)
     else:
@@ -351,7 +354,8 @@ def _other_number(value: float) -> float:
 
 def _judged(calls: Sequence[DrawnCall]) -> tuple[tuple[str, ...], str]:
     """Return what is doubtful about a reference, and why it is none."""
-    call = max(calls, key=lambda call: sum(np.prod(shape) for shape, _ in call.case.args))
+    # Of the largest calls the last: the given one may have zeros for weights.
+    call = max(reversed(calls), key=lambda call: sum(np.prod(shape) for shape, _ in call.case.args))
     args = [np.asarray(value) for value in call.arguments.args]
     answers = _answers(call.reference, args)
     doubts: list[str] = []

@@ -228,14 +228,15 @@ def to_json(report: Report) -> dict[str, Any]:
     }
     del facts["functions"]
     facts["work"]["share"] = report.work.share
-    return _plain(facts)
+    return plain(facts)
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
+    """Return a value as JSON has it; infinite numbers, NaN and complex ones become texts."""
     if isinstance(value, Mapping):
-        return {str(key): _plain(part) for key, part in value.items()}
+        return {str(key): plain(part) for key, part in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_plain(part) for part in value]
+        return [plain(part) for part in value]
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     if isinstance(value, complex):

@@ -33,7 +33,7 @@ _FREE = frozenset(
 )
 
 #: The share of operations that kernels must do, at least.
-LEAST_SHARE = 0.5
+LEAST_SHARE = 0.25
 
 #: What other operations may do at most, as a share of what the reference does: a kernel can add
 #: work that nobody needs, so that its own share looks large.

@@ -98,6 +98,7 @@ class CheckContext(Properties):
       typical: whether this is a typical call of the spec, rather than a drawn one.
       costs: limits on the costs of code on compiling backends; None without limits.
       claimed: the backends that the spec claims, as in ``KernelSpec.claimed``.
+      redundant: synchronisation that no mesh needs, as in ``KernelSpec.redundant``.
       explained: whether the error of a failure has an explanation; without, it has only a headline.
       run_seconds: the seconds of each run of the kernel; see ``count_run``.
       run_steps: the equations of each, likewise.
@@ -120,6 +121,7 @@ class CheckContext(Properties):
     typical: bool = False
     costs: RecordedCosts | None = None
     claimed: Sequence[str] = ()
+    redundant: Mapping[str, str] = field(default_factory=dict[str, str])
     explained: bool = True
     run_seconds: list[float] = field(default_factory=list[float], repr=False, compare=False)
     run_steps: list[int] = field(default_factory=list[int], repr=False, compare=False)

@@ -13,14 +13,14 @@ import inspect
 import math
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from pallas_sim.dtypes import epsilon, is_exact, is_inexact, wide
 from pallas_sim.errors import PallasError
 from pytest_pallas.backends.protocol import Backend, Outcome, label
-from pytest_pallas.checks.check import declare_check
+from pytest_pallas.checks import declare_check
 from pytest_pallas.checks.context import (
     CheckContext,
     CheckResult,
@@ -37,9 +37,6 @@ from pytest_pallas.judge.references import Leaves, flatten
 from pytest_pallas.judge.tolerance import FLOAT32_BITS, Comparison
 from pytest_pallas.record import Note
 from pytest_pallas.spec import KernelSpec
-
-if TYPE_CHECKING:
-    from pytest_pallas.draw.arguments import Arguments
 
 
 def apart(
@@ -168,7 +165,7 @@ def accepted(function: Callable[..., Any], tuning: Collection[str]) -> list[str]
 
 def _context_of(context: CheckContext, other: ComparisonPeer) -> CheckContext:
     """Return the drawn call of a peer."""
-    arguments: Arguments = context.arguments
+    arguments = context.arguments
     if not other.is_kernel:
         taken = accepted(other.function, arguments.tuning)
         tuning = {name: arguments.tuning[name] for name in taken}

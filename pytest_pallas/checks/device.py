@@ -29,7 +29,7 @@ import numpy as np
 
 from pallas_sim.errors import BoundsError, KernelError
 from pytest_pallas.backends.protocol import Backend, expected_warnings
-from pytest_pallas.checks.check import declare_sanitizer
+from pytest_pallas.checks import declare_sanitizer
 from pytest_pallas.checks.context import CheckContext, CheckResult
 from pytest_pallas.errors import HangError, NotApplicableError, RaceError
 from pytest_pallas.spec import KernelSpec

@@ -1,4 +1,8 @@
-"""``donation``: an operand that shares memory with an output is used again, or read late."""
+"""The memory of operands.
+
+``donation``: an operand that shares memory with an output is used again, or read late.
+``immutability``: the kernel does not change its inputs.
+"""
 
 from __future__ import annotations
 
@@ -13,11 +17,11 @@ from pallas_sim.findings import Finding
 from pallas_sim.traces import grid_facts
 from pytest_pallas.backends.execution import to_numpy
 from pytest_pallas.backends.protocol import Backend, Outcome, Probe
-from pytest_pallas.checks.check import declare_sanitizer
+from pytest_pallas.checks import declare_check, declare_sanitizer
 from pytest_pallas.checks.context import CheckContext, CheckResult, run
 from pytest_pallas.checks.metamorphic import unchanged
 from pytest_pallas.errors import MismatchError, NotApplicableError
-from pytest_pallas.grid.kernel_calls import KernelCall
+from pytest_pallas.grid.kernel_calls import KernelCall, mutated_operands
 from pytest_pallas.judge.judgement import bitwise
 from pytest_pallas.judge.tolerance import Comparison
 from pytest_pallas.spec import KernelSpec
@@ -25,12 +29,12 @@ from pytest_pallas.spec import KernelSpec
 #: Why the check does not apply to a kernel.
 NO_ALIAS = "no example aliases an input"
 
-_SEPARATE: tuple[Probe, str] = ("separate", "with and without shared memory")
-_LATE: tuple[Probe, str] = ("late", "with and without prefetching of blocks")
-
 #: Each probe that changes when a block is read, and what it changes, in the words of a message. If
 #: the output differs, the kernel reads a block after it overwrites it. A backend may lack some.
-_PROBES: Sequence[tuple[Probe, str]] = (_SEPARATE, _LATE)
+_PROBES: Sequence[tuple[Probe, str]] = (
+    ("separate", "with and without shared memory"),
+    ("late", "with and without prefetching of blocks"),
+)
 
 #: Memory spaces in which a kernel accesses the caller's array directly, at any time.
 _IN_PLACE = frozenset({"any", "hbm", "host", "gmem"})
@@ -82,7 +86,12 @@ def donation(context: CheckContext) -> CheckResult:
     if context.settings.jit and not any(_in_place(kernel) for kernel in first.kernels):
         raise NotApplicableError(NO_ALIAS)
     comparisons = list[Comparison]()
-    reused = run(context, functools.partial(_used_again, context.kernel), args, races=False)
+
+    def used_again(*args: Any, **options: Any) -> Any:
+        # So the program uses the operands after the call.
+        return context.kernel(*args, **options), _arrays(args)
+
+    reused = run(context, used_again, args, races=False)
     twice = run(
         context, functools.partial(_called_twice, context.kernel), args, races=False, jit=False
     )
@@ -95,7 +104,7 @@ def donation(context: CheckContext) -> CheckResult:
     probes = getattr(context.backend, "probes", ())
     supported = [(probe, change) for probe, change in _PROBES if probe in probes]
     overwritten = [finding for finding in first.findings if finding.kind == "overwritten"]
-    if _LATE in supported:
+    if "late" in probes:
         # This simulator reports every block that was read after it was overwritten. Without such a
         # finding, the probes cannot change the output, and need not run.
         pairs = [_accessed_pair(finding) for finding in overwritten]
@@ -153,11 +162,6 @@ def _aliased_pairs(kernel: Any) -> list[str]:
     ]
 
 
-def _used_again(kernel: Callable[..., Any], *args: Any, **options: Any) -> Any:
-    """Return the output, and the operands: so the program uses these after the call."""
-    return kernel(*args, **options), _arrays(args)
-
-
 def _called_twice(kernel: Callable[..., Any], *args: Any, **options: Any) -> Any:
     """Return the outputs of two calls; of one, twice, if it deletes an operand."""
     answer = kernel(*args, **options)
@@ -172,3 +176,46 @@ def _arrays(args: Any) -> list[Any]:
 
 def _same(actual: Any, expected: Any, change: str) -> list[Comparison]:
     return list(unchanged(Outcome(values=actual), Outcome(values=expected), change))
+
+
+@declare_check(
+    "immutability",
+    asks="are the inputs unchanged?",
+    example_fraction=0.25,
+)
+def immutability(context: CheckContext) -> CheckResult:
+    """Run the kernel without jit, and compare the inputs before and after.
+
+    An interpreter passes copies of the inputs to a kernel, and on a chip a write to an input block
+    may or may not reach the array. Therefore the check also looks in the kernel's jaxpr for writes
+    to the ref of an input that is not aliased to an output.
+
+    Raises:
+      MismatchError: an input was donated, or its ref or a window of it is written.
+    """
+    traced = run(context, context.kernel, context.arguments.args)
+    for call in traced.kernels:
+        for operand in mutated_operands(call):
+            raise MismatchError(
+                f"{call.name} ({call.source}) writes to the ref of its operand {operand}, which "
+                "is not aliased to an output. The values that the next grid step and the caller "
+                "see depend on the chip. Copy into a scratch buffer, or declare "
+                "input_output_aliases."
+            )
+    for finding in traced.findings:
+        # Of a window of emit_pipeline, which is no operand.
+        if finding.kind == "input-write" and not finding.dropped:
+            error = MismatchError(str(finding))
+            error.findings = (finding,)
+            raise error
+    outcome = run(context, context.kernel, context.arguments.args, jit=False)
+    before = [to_numpy(leaf) for leaf in _arrays(context.arguments.args)]
+    comparisons: list[Comparison] = []
+    for position, (old, new) in enumerate(zip(before, outcome.inputs or (), strict=True)):
+        if new is None:
+            raise MismatchError(
+                f"input {position} was deleted: the function donates its buffer (donate_argnums), "
+                "so the caller cannot use it again."
+            )
+        comparisons.append(bitwise(new, old, where=f"input {position} after the call"))
+    return CheckResult(comparisons=comparisons)

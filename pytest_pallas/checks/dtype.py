@@ -9,7 +9,7 @@ import jax
 
 from pytest_pallas.backends.protocol import Call
 from pytest_pallas.backends.tracing import abstract, apply, jitted, split
-from pytest_pallas.checks.check import declare_check
+from pytest_pallas.checks import declare_check
 from pytest_pallas.checks.context import CheckContext, CheckResult, run
 from pytest_pallas.errors import MismatchError
 

@@ -23,7 +23,7 @@ from pytest_pallas.backends.hardware import CUSTOM_CALLS
 from pytest_pallas.backends.protocol import Backend, Call
 from pytest_pallas.backends.rewriting import closed_with, equations_of, with_kernels
 from pytest_pallas.backends.tracing import QUICK, abstract, apply, on_host, split
-from pytest_pallas.checks.check import declare_check
+from pytest_pallas.checks import declare_check
 from pytest_pallas.checks.context import CheckContext, CheckResult, call, run
 from pytest_pallas.checks.metamorphic import identical
 from pytest_pallas.errors import NotApplicableError

@@ -17,7 +17,7 @@ from typing import Any, Literal
 import numpy as np
 
 from pallas_sim.errors import OptionError
-from pytest_pallas.checks.check import Check
+from pytest_pallas.checks import Check
 from pytest_pallas.checks.context import CheckContext, CheckResult, ComparedOutputs
 from pytest_pallas.checks.cross import apart, coarser
 from pytest_pallas.checks.verdict import drawn_facts

@@ -17,9 +17,9 @@ from pallas_sim.errors import PallasError
 from pytest_pallas.backends.analyzing import analyzed, on_chip
 from pytest_pallas.backends.protocol import Backend, Call, Outcome, chip_of
 from pytest_pallas.backends.tracing import kernels_of, outputs_of
-from pytest_pallas.checks.check import declare_check
+from pytest_pallas.checks import declare_check
 from pytest_pallas.checks.context import CheckContext, CheckResult, call
-from pytest_pallas.checks.gradient import program
+from pytest_pallas.checks.transformations import gradient_program
 from pytest_pallas.draw.arguments import larger_first
 from pytest_pallas.errors import GridError, NotApplicableError, facts_of
 from pytest_pallas.grid.analysis import Analysis, merged
@@ -100,7 +100,7 @@ def grid(context: CheckContext) -> CheckResult:
     calls = [call(context, context.kernel, context.arguments.args)]
     if context.differentiable:  # with cotangents, so that ``gradient`` uses the same trace
         cotangents = outputs_of(calls[0], _tracing(context))
-        calls.append(call(context, *program(context, cotangents)))
+        calls.append(call(context, *gradient_program(context, cotangents)))
     analysis = _analysis_of(context, calls)
     whole = all(window.whole for kernel in analysis.calls for window in kernel.windows)
     if not whole:

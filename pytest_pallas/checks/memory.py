@@ -13,7 +13,7 @@ from pallas_sim.errors import Explanation, Fact
 from pallas_sim.findings import Finding
 from pallas_sim.traces import grid_facts
 from pytest_pallas.backends.protocol import WORDS, Backend, Contents, Fill, Outcome, fill_value
-from pytest_pallas.checks.check import declare_sanitizer
+from pytest_pallas.checks import declare_sanitizer
 from pytest_pallas.checks.context import CheckContext, CheckResult, run
 from pytest_pallas.checks.grid import idle_kernels
 from pytest_pallas.checks.metamorphic import run_again, unchanged

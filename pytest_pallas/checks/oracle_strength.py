@@ -12,7 +12,7 @@ import numpy as np
 
 from pallas_sim.dtypes import epsilon, is_bool, is_exact, wide
 from pytest_pallas.backends.tracing import traced_kernels
-from pytest_pallas.checks.check import declare_check
+from pytest_pallas.checks import declare_check
 from pytest_pallas.checks.context import CheckContext, CheckResult, call, exactly, expect
 from pytest_pallas.judge.judgement import Expected, bitwise, compare_trees
 from pytest_pallas.judge.oracle import argument_name

@@ -9,7 +9,7 @@ import numpy as np
 
 from pallas_sim.dtypes import is_bool, is_exact, is_inexact
 from pytest_pallas.backends.protocol import Backend, Fill, Outcome, label
-from pytest_pallas.checks.check import declare_check
+from pytest_pallas.checks import declare_check
 from pytest_pallas.checks.context import CheckContext, CheckResult, run
 from pytest_pallas.checks.metamorphic import run_again, unchanged
 from pytest_pallas.draw.arguments import Arguments

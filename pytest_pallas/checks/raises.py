@@ -9,10 +9,10 @@ from typing import Any
 import jax
 import numpy as np
 
-from pytest_pallas.backends.execution import brief
+from pytest_pallas.backends.execution import brief, describe_arrays
 from pytest_pallas.backends.protocol import Outcome
 from pytest_pallas.backends.tracing import signature
-from pytest_pallas.checks.check import declare_check
+from pytest_pallas.checks import declare_check
 from pytest_pallas.checks.context import CheckContext, CheckResult, call, count_run
 from pytest_pallas.draw.arguments import Arguments
 from pytest_pallas.errors import MismatchError, NotApplicableError, SpecError
@@ -76,12 +76,8 @@ def _difference(rejection: Raises, outcome: Outcome) -> str:
     """Describe what happened instead of the expected error."""
     error = outcome.error
     if error is None:
-        shapes = ", ".join(
-            f"{leaf.dtype}[{', '.join(map(str, np.shape(leaf)))}]"
-            for leaf in jax.tree.leaves(outcome.values)
-            if hasattr(leaf, "dtype")
-        )
-        return f"the kernel returned {shapes or 'nothing'}, and must raise {rejection.description}"
+        shapes = describe_arrays(outcome.values) or "nothing"
+        return f"the kernel returned {shapes}, and must raise {rejection.description}"
     text = brief(str(error), lines=3)
     if isinstance(error, rejection.errors):
         return f"{type(error).__name__} says {text!r}, which does not match {rejection.match!r}"

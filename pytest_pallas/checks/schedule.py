@@ -1,14 +1,14 @@
-"""``schedule``: the output is bitwise equal in every legal order of DMAs and parallel programs.
+"""The sanitizers of schedules: ``schedule``, ``races``, ``dma`` and ``deadlock``.
 
-``under_schedules`` runs the kernel. ``races``, ``dma`` and ``deadlock`` look for errors in the same
-runs, so that the kernel runs once a schedule, and not once a check. Where the proof of the first
+``under_schedules`` runs the kernel. All four look at the same runs, so that the kernel runs once a
+schedule, and not once a check. Where the proof of the first
 run does not hold for all orders of threads and copies, these are run, within a budget; what they
 leave to chance runs with seeds.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -18,7 +18,7 @@ from pytest_pallas.backends.execution import digest
 from pytest_pallas.backends.protocol import Backend, Call, Outcome, Schedule, label
 from pytest_pallas.backends.tracing import identity
 from pytest_pallas.budget import LastUsed
-from pytest_pallas.checks.check import declare_sanitizer
+from pytest_pallas.checks import declare_sanitizer
 from pytest_pallas.checks.context import (
     CheckContext,
     CheckResult,
@@ -253,14 +253,20 @@ def schedules(context: CheckContext, kernels: Sequence[Any]) -> list[Schedule]:
     return others
 
 
+#: What the sanitizers of schedules have in common.
+_SHARED: Mapping[str, Any] = {
+    "requires_kernels": requires_kernels,
+    "example_fraction": 0.25,
+    "subjects": larger_first,
+    "every_mesh": True,
+}
+
+
 @declare_sanitizer(
     "schedule",
     asks="is the output bitwise equal in every legal order of DMAs and parallel programs?",
     requires_backend=requires_schedules,
-    requires_kernels=requires_kernels,
-    example_fraction=0.25,
-    subjects=larger_first,
-    every_mesh=True,
+    **_SHARED,
 )
 def schedule(context: CheckContext) -> CheckResult:
     """Compare the outputs under several schedules bit for bit with those under the default.
@@ -288,3 +294,68 @@ def schedule(context: CheckContext) -> CheckResult:
     worst = worst_failed(every)
     wrong = (order for order, several in comparisons.items() if any(c is worst for c in several))
     return CheckResult(comparisons=every, outcome=first, schedule=next(wrong, None))
+
+
+@declare_sanitizer(
+    "races",
+    asks="is every access ordered with every write to the same place?",
+    requires_backend=requires_concurrency,
+    watches="races",
+    **_SHARED,
+)
+def races(context: CheckContext) -> CheckResult:
+    """Run the kernel under several schedules, each with the race detector.
+
+    The detector compares vector clocks (Lamport, 1978), so it finds races although the output is
+    right. It sees only accesses that happen in a run, which depend on the schedule: therefore there
+    are several.
+
+    Raises:
+      NotApplicableError: the kernel has no concurrency.
+      RaceError: with both accesses, their lines, programs and devices, and the buffer.
+    """
+    return raise_first(context, RaceError)
+
+
+@declare_sanitizer(
+    "deadlock",
+    asks="does every wait receive its signal?",
+    requires_backend=requires_concurrency,
+    **_SHARED,
+)
+def deadlock(context: CheckContext) -> CheckResult:
+    """Run the kernel under several schedules, each of which must finish.
+
+    A run stops as soon as every core is blocked and no signal is pending; a kernel that runs
+    forever otherwise stops after ``--pallas-timeout``.
+
+    Raises:
+      NotApplicableError: the kernel never waits.
+      DeadlockError: with the device, semaphore, line and program of each wait.
+    """
+    return raise_first(context, DeadlockError)
+
+
+@declare_sanitizer(
+    "dma",
+    asks="is every DMA waited for, every semaphore 0 at the end, every device ready?",
+    requires_backend=requires_schedules,
+    watches="dma",
+    **_SHARED,
+)
+def dma(context: CheckContext) -> CheckResult:
+    """Check every DMA and semaphore of a kernel, under several schedules.
+
+    The kernel must wait for every DMA that it starts, on both sides. Every semaphore must be 0 at
+    the end, because the next kernel needs that. No device may copy to another device, or signal its
+    semaphore, before it knows that the other device has started the kernel.
+
+    Raises:
+      NotApplicableError: the kernel has no DMAs and no semaphores.
+      DmaError: with every line, program and device.
+    """
+    for schedule, outcome in under_schedules(context):
+        findings = [finding for finding in outcome.findings if finding.kind in OF_TRANSFERS]
+        if findings:
+            raise under(schedule, DmaError.of(*findings))
+    return CheckResult(comparisons=())

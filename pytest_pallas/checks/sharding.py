@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -13,7 +12,7 @@ from jax.sharding import Mesh, PartitionSpec
 
 from pytest_pallas.backends.devices import make_mesh
 from pytest_pallas.backends.processes import gang
-from pytest_pallas.checks.check import declare_check
+from pytest_pallas.checks import declare_check
 from pytest_pallas.checks.context import CheckContext, CheckResult, exactly, expect, judge, run
 from pytest_pallas.errors import NotApplicableError, SpecError
 from pytest_pallas.record import Note
@@ -130,14 +129,14 @@ def _several(args: tuple[Any, ...], axes: Sequence[int | None], copies: int) -> 
                 raise SpecError(
                     f"batch_axes: argument {position} has shape {short[0]} and no axis {axis}"
                 )
-            arg = jax.tree.map(functools.partial(_rolled, axis=axis, copies=copies), arg)
+            arg = jax.tree.map(
+                lambda leaf, axis=axis: np.concatenate(
+                    [np.roll(np.asarray(leaf), copy, axis) for copy in range(copies)], axis
+                ),
+                arg,
+            )
         several.append(arg)
     return tuple(several)
-
-
-def _rolled(leaf: Any, *, axis: int, copies: int) -> Any:
-    array = np.asarray(leaf)
-    return np.concatenate([np.roll(array, copy, axis) for copy in range(copies)], axis)
 
 
 def _has_arrays(arg: Any) -> bool:

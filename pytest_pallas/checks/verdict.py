@@ -15,7 +15,7 @@ import ml_dtypes
 import numpy as np
 
 from pallas_sim.errors import Explanation, Fact, PallasError, explanation_of
-from pytest_pallas.backends.execution import describe_call
+from pytest_pallas.backends.execution import describe_arrays, describe_call
 from pytest_pallas.backends.processes import gang
 from pytest_pallas.backends.protocol import (
     Backend,
@@ -26,7 +26,7 @@ from pytest_pallas.backends.protocol import (
     code_of,
     label,
 )
-from pytest_pallas.checks.check import Check
+from pytest_pallas.checks import Check
 from pytest_pallas.checks.context import (
     CheckContext,
     CheckResult,
@@ -442,12 +442,7 @@ def writer_of(outcome: Outcome, failed: Comparison) -> tuple[KernelCall, int] | 
 
 def drawn_facts(arguments: Arguments) -> Iterator[Fact]:
     """Yield the drawn example: arrays, recipe, options, tuning and mesh."""
-    shapes = [
-        f"{leaf.dtype}[{', '.join(map(str, np.shape(leaf)))}]"
-        for leaf in jax.tree.leaves(arguments.args)
-        if hasattr(leaf, "dtype")
-    ]
-    yield Fact("inputs", ", ".join(shapes) or "no arrays")
+    yield Fact("inputs", describe_arrays(arguments.args) or "no arrays")
     for title, named_values in (
         ("drawn", arguments.recipe),
         ("options", arguments.options),
@@ -455,7 +450,9 @@ def drawn_facts(arguments: Arguments) -> Iterator[Fact]:
         ("mesh", arguments.mesh),
     ):
         if named_values:
-            yield Fact(title, " ".join(f"{k}={_short(v)}" for k, v in named_values.items()))
+            yield Fact(
+                title, " ".join(f"{k}={getattr(v, '__name__', v)}" for k, v in named_values.items())
+            )
 
 
 def content_facts(arguments: Arguments) -> Iterator[Fact]:
@@ -477,10 +474,6 @@ def contents_of(arguments: Arguments) -> list[tuple[str, str, np.ndarray[Any, An
         if role:
             contents.append((argument_name(path), role, array))
     return contents
-
-
-def _short(value: Any) -> str:
-    return getattr(value, "__name__", None) or str(value)
 
 
 # Checks on compiling backends: they compile the program of a check and do not execute it.

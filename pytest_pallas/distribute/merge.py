@@ -260,9 +260,9 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.coverage is not None:
         write(arguments.coverage.absolute(), coverage.lcov(kernels, Path.cwd()))
         _say(f"{coverage.described(kernels)} written to {arguments.coverage}")
-    below = "".join(coverage.shortfall(kernels, arguments.coverage_min))
-    if below:
-        _say(below)
+    below = [*coverage.shortfall(kernels, arguments.coverage_min), *coverage.wrong_keys(kernels)]
+    for line in below:
+        _say(line)
     for record in whole.records:
         if record.outcome in ("failed", "xpassed"):
             explanation = decode(Explanation, record.explanation) if record.explanation else None

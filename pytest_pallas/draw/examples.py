@@ -17,7 +17,14 @@ from hypothesis.strategies import SearchStrategy
 
 from pytest_pallas.budget import LastUsed
 from pytest_pallas.compat.fuzzing import PLANNED, planning, without_module_constants
-from pytest_pallas.draw.arguments import Drawn, as_arguments, mark_drawn, mesh_aspects
+from pytest_pallas.draw.arguments import (
+    Arguments,
+    Drawn,
+    as_arguments,
+    aspects,
+    mark_drawn,
+    mesh_aspects,
+)
 from pytest_pallas.draw.arrays import strategy_errors
 from pytest_pallas.draw.covering import Covering, Goal, planned
 
@@ -94,23 +101,28 @@ class ExampleSource:
         return planned(self.strategy, covering or Covering(random.Random(seed)))
 
     def aimed(self, seed: int, goal: Goal) -> tuple[Any, Covering]:
-        """Draw an example that is what a goal says; None if the strategy draws no such.
+        """Draw an example that is what a goal says; None if the strategy draws no such sizes.
 
-        The plan by which it was drawn has what is known of the strategy.
+        Of several, the one that has most of its choices: some may not go with others. The plan by
+        which it was drawn has what is known of the strategy.
         """
         covering = Covering(random.Random(seed), goal)
-        drawn: list[Any] = []
+        drawn: list[tuple[int, Any]] = []
 
         def collect(**example: Any) -> None:
             mark_drawn(example["drawn"])
-            recipe = as_arguments(example["drawn"]).recipe
-            if all(recipe.get(name) == size for name, size in goal.sizes.items()):
-                drawn.append(example["drawn"])
+            arguments = as_arguments(example["drawn"])
+            if any(arguments.recipe.get(name) != size for name, size in goal.sizes.items()):
+                return
+            chosen = dict(aspects(arguments))
+            others = sum(chosen.get(aspect, word) != word for aspect, word in goal.choices.items())
+            drawn.append((others, example["drawn"]))
+            if not others:
                 raise _StopDrawing
 
         with suppress(Exception):  # whatever the strategy says of such a draw
             _generate(planned(self.strategy, covering), seed, AIMS, collect)
-        return next(iter(drawn), None), covering
+        return min(drawn, key=lambda one: one[0], default=(0, None))[1], covering
 
     def choose(
         self, seed: int, examples: int, subjects: Subjects | None = None, usual: int | None = None
@@ -287,6 +299,21 @@ def _most_parts(
         seen |= parts[best]
         met |= devices[best]
     return chosen
+
+
+def goal_of(arguments: Arguments) -> Goal:
+    """Return the goal of examples with the sizes and choices of a call."""
+    draws = [arguments, *(arg for arg in arguments.args if isinstance(arg, Drawn))]
+    sizes = {
+        name: size
+        for draw in draws
+        for name, size in draw.recipe.items()
+        if type(size) is int and name != "seed"
+    }
+    choices = {
+        aspect: word for draw in draws for aspect, word in aspects(draw) if aspect.role != "dim"
+    }
+    return Goal(sizes, choices)
 
 
 def draw_name(call: Any) -> str:

@@ -17,9 +17,9 @@ from math import prod
 from typing import Any
 
 from pallas_sim.coverage import Kind, Point, Reached, merged
-from pytest_pallas.draw.arguments import Arguments, Drawn, as_arguments, aspects
+from pytest_pallas.draw.arguments import Arguments, as_arguments
 from pytest_pallas.draw.covering import Covering, Goal
-from pytest_pallas.draw.examples import ExampleSource
+from pytest_pallas.draw.examples import ExampleSource, goal_of
 from pytest_pallas.draw.sizes import SizePool
 from pytest_pallas.record import VALUES, Aspect
 
@@ -66,7 +66,7 @@ class Growth:
     Attributes:
       budget: how many steps of the machine all examples may take by which the others grow.
       depth: how many buffers the kernel seems to use in turns; 0 for two or none.
-      accepts: whether a way need not be gone, as the spec says.
+      accepts: whether a way need not be gone, as the spec says; gets all points, too.
       explain: gets the reason for each way that no example went in the end.
       seen: the examples that ran.
       tried: the goals so far.
@@ -80,7 +80,7 @@ class Growth:
 
     budget: int
     depth: int = 0
-    accepts: Callable[[Reached, str], bool] = lambda *_: False
+    accepts: Callable[[Reached, str, Mapping[Point, Reached]], bool] = lambda *_: False
     explain: Callable[[Mapping[Way, str]], object] = lambda _: None
     seen: list[Seen] = field(default_factory=list[Seen])
     tried: set[Any] = field(default_factory=set[Any])
@@ -109,14 +109,16 @@ class Growth:
     def missing(self) -> Sequence[Way]:
         """Return the ways that no example went, and that should be gone.
 
-        Also those that the programs rule out: of other sizes, one may go them.
+        Also those that the programs rule out: of other sizes, one may go them. What is inside of a
+        branch or loop that no example entered comes after that.
         """
         reached = merged(example.reached.values() for example in self.seen)
+        points = {one.point: one for one in reached}
         return [
             (one.point, way)
             for one in reached
             for way in (*one.missing, *one.unreachable)
-            if one.point.kind not in _LEFT and not self.accepts(one, way)
+            if one.point.kind not in _LEFT and not one.within and not self.accepts(one, way, points)
         ]
 
     def grow(
@@ -217,6 +219,8 @@ class Growth:
     def _next(self, covering: Covering) -> tuple[Way, Goal] | None:
         """Return the next goal, with the way it is for; None if nothing is left to try."""
         for way in self.missing():
+            if _never_holds(_reached(self, way), way[1]):
+                continue
             for goal in _goals(self, way, covering):
                 key = (*goal.sizes.items(), *goal.choices.items())
                 if key not in self.tried:
@@ -227,18 +231,9 @@ class Growth:
 
 def _seen(arguments: Arguments, outcome: Any) -> Seen:
     """Return what matters of an example that ran."""
-    draws = [arguments, *(arg for arg in arguments.args if isinstance(arg, Drawn))]
-    sizes = {
-        name: size
-        for draw in draws
-        for name, size in draw.recipe.items()
-        if type(size) is int and name != "seed"
-    }
-    choices = {
-        aspect: word for draw in draws for aspect, word in aspects(draw) if aspect.role != "dim"
-    }
+    goal = goal_of(arguments)
     reached = {one.point: one for one in outcome.coverage}
-    return Seen(sizes, choices, reached, outcome.steps)
+    return Seen(goal.sizes, goal.choices, reached, outcome.steps)
 
 
 def _goals(growth: Growth, way: Way, covering: Covering) -> Iterator[Goal]:
@@ -374,8 +369,10 @@ def _cost(seen: Sequence[Seen], goal: Goal) -> int:
 
 def _reason(growth: Growth, way: Way) -> str:
     """Return why no example went a way."""
-    point, _ = way
-    [reached] = merged([one.reached[point]] for one in growth.seen if point in one.reached)
+    reached = _reached(growth, way)
+    if _never_holds(reached, way[1]):
+        (thing, axis), sign, value = reached.needs[way[1]]
+        return f"no size reaches it, because {_INDICES[thing]} {axis} is never {sign} {value}"
     needs = _need(reached, way[1])
     if way in growth.cut:
         return f"{needs}not reached within {growth.budget:,} steps (--pallas-growth)"
@@ -389,10 +386,32 @@ def _reason(growth: Growth, way: Way) -> str:
     return needs + ", ".join(_limit(growth, name) for name in bounded)
 
 
+#: Numbers that are never negative, by the thing that a way depends on.
+_INDICES = {
+    "program_id": "the index along grid axis",
+    "axis_index": "the index along mesh axis",
+    "num_programs": "the number of programs along grid axis",
+}
+
+
+def _reached(growth: Growth, way: Way) -> Reached:
+    """Return what all examples reached at the point of a way."""
+    point, _ = way
+    [reached] = merged([one.reached[point]] for one in growth.seen if point in one.reached)
+    return reached
+
+
+def _never_holds(reached: Reached, way: str) -> bool:
+    """Return whether a way needs a negative index, which no program has."""
+    (thing, _), sign, value = reached.needs.get(way, (("", 0), "", 0))
+    negative = value <= 0 if sign == "<" else value < 0 and sign in ("<=", "==")
+    return thing in _INDICES and negative
+
+
 def _need(reached: Reached, way: str) -> str:
     """Say what a way needs, with a colon, as far as the trace says it; else ""."""
     (thing, number), comparison, value = reached.needs.get(way, (("", 0), "", 0))
-    least = {">=": value + 1, ">": value + 2, "==": value + 1}.get(comparison, 0)
+    least = max(0, {">=": value + 1, ">": value + 2, "==": value + 1}.get(comparison, 0))
     if thing == "program_id":
         steps = f"{least} or more steps" if least else "other steps"
         return f"needs {steps} along axis {number} of the grid: "

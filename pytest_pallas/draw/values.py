@@ -204,6 +204,9 @@ _MOST_BITS = 20
 #: The largest value of "peaks": float32 holds its exponential.
 _PEAK = 80
 
+#: The row of "peaks" that is 0, of five in the first array and of eight in others.
+_BLANK = 4
+
 #: Added to the number of an array, for the imaginary parts of its elements.
 _IMAGINARY = 2**32
 
@@ -424,10 +427,12 @@ def _ties(request: ValueRequest) -> Array:
 
 @value_class("peaks")
 def _peaks(request: ValueRequest) -> Array:
-    """Rows of small values beside rows of large ones, up to 80, as logits may have.
+    """Rows of small values beside rows of large ones, up to 80, as logits may have, and zeros.
 
-    Of four rows of the first array, one is small, one is large, one is large and negative, and one
-    is normal but for a single 80. In other arrays one row of eight is four times as large.
+    Of five rows of the first array, one is small, one is large, one is large and negative, one is
+    normal but for a single 80, and one is 0, as the token of a padded batch: its norm is 0, and so
+    is the scale that it is quantized by. In one draw of four, all rows of the second half are 0, as
+    whole blocks of padding. In other arrays one row of eight is four times as large, and one is 0.
     """
     made = np.asarray(_normal(request))
     if not made.ndim or not made.size or request.dtype.kind == "b":
@@ -438,13 +443,17 @@ def _peaks(request: ValueRequest) -> Array:
         made = made / max(1.0, float(np.abs(made).max()) / 4)
     count = math.prod(request.shape[:-1])
     rows = made.reshape(count, request.shape[-1])
-    number = (np.arange(count) + request.rng.integers(8))[:, None]
+    number = (np.arange(count) + request.rng.integers(40))[:, None]
     if request.index % _IMAGINARY:
-        return np.where(number % 8, rows, 4 * rows).reshape(request.shape)
+        rows = np.where(number % 8, rows, 4 * rows)
+        return np.where(number % 8 == _BLANK, 0, rows).reshape(request.shape)
     large = np.clip(rows * most * 0.4, -most, most)
     peak = np.arange(rows.shape[1]) == request.rng.integers(0, rows.shape[1], (count, 1))
-    kinds = [number % 4 == kind for kind in range(3)]
-    chosen = np.select(kinds, [np.where(peak, most, rows), large, -np.abs(large)], rows / 16)
+    kinds = [number % 5 == kind for kind in range(_BLANK)]
+    small = rows / 16 if is_float(request.dtype) else rows / 4
+    chosen = np.select(kinds, [np.where(peak, most, rows), large, -np.abs(large), small], 0)
+    if not request.rng.integers(4):
+        chosen[-(-count // 2) :] = 0
     return chosen.reshape(request.shape)
 
 

@@ -7,6 +7,7 @@ others the checks reason about the ranges of index maps that are affine in the g
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
 import math
 from collections.abc import Iterable, Iterator, Sequence
@@ -301,38 +302,55 @@ def read_after_write(call: GridCall, window: GridWindow) -> Iterator[Problem]:
 def _hazard(call: GridCall, window: GridWindow, output: GridWindow) -> tuple[int, int] | None:
     """Return a program that writes and another one that fetches what it wrote, or None.
 
-    On a TPU the reader runs later. On a GPU they may run at the same time, so the writer may be any
-    other program.
+    On a TPU the reader runs later, but so few steps that its block may be fetched before the other
+    one is back, or on another core. On a GPU they may run at the same time, so the writer may be
+    any other program.
     """
     assert window.starts is not None
     assert output.starts is not None
     starts, together = window.starts, call.platform == "gpu"
     fetches = np.concatenate([[True], (starts[:, 1:] != starts[:, :-1]).any(axis=0)])
     readers = np.arange(fetches.size) if together else np.flatnonzero(fetches)
+    leaves = np.concatenate([(output.starts[:, 1:] != output.starts[:, :-1]).any(axis=0), [True]])
+    #: The last program that has the same block of the output as this one, before it is left.
+    lasts = np.flatnonzero(leaves)[np.cumsum(leaves) - leaves]
+    along = call.points[list(call.concurrent)]
+
+    def meets(writers: Points, reader: int) -> int | None:
+        """Return a writer that may overtake the fetch, or be overtaken by it."""
+        if together:
+            early = writers != reader
+        else:
+            near = lasts[writers] >= reader - window.facts.lag - output.facts.lag
+            apart = (along[:, writers] != along[:, [reader]]).any(axis=0)
+            early = (writers < reader) & (near | apart)
+        chosen = np.flatnonzero(early)
+        return int(writers[chosen[0]]) if chosen.size else None
+
     if window.uniform and output.uniform and window.sizes == output.sizes:
-        writers_of: dict[bytes, tuple[int, int]] = {}  # the first and the last
+        writers_of: dict[bytes, list[int]] = {}
         for program in range(output.starts.shape[1]):
-            block = output.starts[:, program].tobytes()
-            writers_of[block] = writers_of.get(block, (program, program))[0], program
+            writers_of.setdefault(output.starts[:, program].tobytes(), []).append(program)
         for reader in readers:
-            for writer in writers_of.get(starts[:, reader].tobytes(), ()):
-                if writer < reader or (together and writer != reader):
-                    return writer, int(reader)
+            writers = writers_of.get(starts[:, reader].tobytes(), [])
+            # The first one, the last one, and the last one before: others are not nearer.
+            before = bisect.bisect_left(writers, reader) - 1
+            some = sorted({*writers[:1], *writers[-1:], *writers[max(before, 0) : before + 1]})
+            writer = meets(np.array(some, np.int64), int(reader))
+            if writer is not None:
+                return writer, int(reader)
         return None
     count = output.starts.shape[1]
     if readers.size * count > _MOST_PAIRS:
         return None
     ends, out_ends = starts + window.lengths, output.starts + output.lengths
     for reader in readers:
-        others = slice(None) if together else slice(reader)
         overlap = (
-            (output.starts[:, others] < ends[:, reader, None])
-            & (out_ends[:, others] > starts[:, reader, None])
+            (output.starts < ends[:, reader, None]) & (out_ends > starts[:, reader, None])
         ).all(axis=0)
-        writers = np.flatnonzero(overlap)
-        writers = writers[writers != reader]
-        if writers.size:
-            return int(writers[0]), int(reader)
+        writer = meets(np.flatnonzero(overlap), int(reader))
+        if writer is not None:
+            return writer, int(reader)
     return None
 
 

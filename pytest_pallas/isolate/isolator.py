@@ -63,6 +63,14 @@ UNLIMITED, OPENING_SECONDS = 1e6, 60.0
 _REPORTS = pytest.StashKey[dict[str, pytest.TestReport]]()
 
 
+class _ProcessEndedError(Exception):
+    """An example ended its process."""
+
+    def __init__(self, answer: WorkerAnswer) -> None:
+        super().__init__(answer.result.status)
+        self.answer = answer
+
+
 class _HazardObserver:
     """An ``Observer`` that stops the execution of calls that may end the process.
 
@@ -74,7 +82,9 @@ class _HazardObserver:
         """Create for a test with a reason, or without."""
         self.reason = reason
 
-    def example(self, builder: Result, facts: Sequence[Fact], call: str = "") -> None:
+    def example(
+        self, builder: Result, facts: Sequence[Fact], call: str = "", goal: Any = None
+    ) -> None:
         """Nothing to do."""
 
     def traced(self, call: Call, jaxpr: Any, kernels: Sequence[Any]) -> None:
@@ -242,19 +252,47 @@ class Isolator:
     def _shrunk(
         self, item: Any, request: WorkerRequest, answer: WorkerAnswer, seconds: float
     ) -> WorkerAnswer | None:
-        """Shrink the example that ended the process of the item of a spec."""
-        from pytest_pallas.isolate.shrinking import shrink
+        """Shrink the example that ended the process of the item of a spec.
+
+        Hypothesis draws and shrinks here, and the worker runs each example, by the blob of its
+        choices. So an example that crashes or hangs costs a worker each time, and nothing else.
+
+        Returns:
+          What came of the simplest one; None if no example of these sizes and choices ends a
+          process again.
+        """
+        from pytest_pallas.compat.fuzzing import blob_of_draw
+        from pytest_pallas.draw.covering import Goal
+        from pytest_pallas.record import Aspect
+        from pytest_pallas.run.drawn import fuzz_of
+        from pytest_pallas.run.fuzzing import shrink_with
 
         step = StepNote.decode(answer.result.note)
         if step is None or not step.call or not hasattr(item, "spec") or item.expected:
             return None
-        alone = dataclasses.replace(request, following=None)
-        return shrink(
-            item,
-            step.call,
-            lambda blob: self._ask(dataclasses.replace(alone, blob=blob)),
-            seconds,
-        )
+
+        def run(drawn: Any) -> None:
+            del drawn
+            again = dataclasses.replace(request, following=None, blob=blob_of_draw())
+            if (other := self._ask(again)).ended_its_process:
+                raise _ProcessEndedError(other)
+
+        try:
+            run_of_item = item.check_run()
+            shrink_with(
+                dataclasses.replace(fuzz_of(run_of_item), run=run),
+                step.call,
+                Goal(step.sizes, {Aspect(role, name): word for role, name, word in step.choices}),
+                seed=run_of_item.options.seed,
+                budget=run_of_item.budget,
+                seconds=seconds,
+            )
+        except _ProcessEndedError as simplest:
+            notes = getattr(simplest, "__notes__", ())
+            return dataclasses.replace(simplest.answer, notes=notes)
+        except PallasError:  # it cannot be drawn here
+            return None
+        return None
 
     def learn(
         self,

@@ -39,13 +39,14 @@ ENTRY = "pytest_pallas.isolate.worker:serve"
 #: Seconds after a worker's own alarm until it is killed.
 GRACE = 10.0
 
+_CHECKS = {**checks.MODULES, **checks.SANITIZER_MODULES}
+
 #: What most tests of kernels import, for ``WorkerSetup.preloads``.
 _PRELOADS = (
     *("jax.experimental.pallas", "hypothesis.strategies", "pytest", "pytest_pallas.active"),
     *("pytest_pallas.isolate.worker", "pytest_pallas.isolate.isolator"),
     *("pytest_pallas.run.calls", "pytest_pallas.run.collection"),
-    *(f"pytest_pallas.checks.{name}" for name in checks.MODULES),
-    *(f"pytest_pallas.checks.{name}" for name in checks.SANITIZER_MODULES),
+    *(f"pytest_pallas.checks.{module}" for module in sorted({*_CHECKS.values()})),
     *("pytest_pallas.mutate.item", "pytest_pallas.run.item"),
     *("pytest_pallas.run.backends", "pytest_pallas.backends.simulators"),
     *("pallas_sim.simulation", "pytest_pallas.grid.kernel_calls"),

@@ -36,16 +36,17 @@ from pytest_pallas.isolate.messages import (
     WorkerReply,
     WorkerRequest,
     decoded,
+    differences,
     encoded,
     plain_reports,
     plain_warning,
 )
-from pytest_pallas.isolate.project import differences
 from pytest_pallas.options import Replay
 from pytest_pallas.pytest_session import JOURNAL, PART, SECONDS, WORKER, PytestSession, current
 
 if TYPE_CHECKING:
     from pytest_pallas.backends.protocol import Call
+    from pytest_pallas.draw.covering import Goal
     from pytest_pallas.draw.database import Recorded
 
 #: The name of the profile of Hypothesis whose database records changes and writes no files.
@@ -426,14 +427,24 @@ class Alarm:
         """Stop the timer."""
         faulthandler.cancel_dump_traceback_later()
 
-    def example(self, builder: Any, facts: Sequence[Fact], call: str = "") -> None:
-        """Begin the step of an example, which a spec's check draws under the name ``call``."""
+    def example(
+        self, builder: Any, facts: Sequence[Fact], call: str = "", goal: Goal | None = None
+    ) -> None:
+        """Begin the step of an example, which a spec's check draws under the name ``call``.
+
+        With the same goal, it draws others of the same sizes and choices.
+        """
         note = StepNote(
             step="an example",
             limit=longest(self._timeout),
             **_subject(builder),
             examples=builder.earlier + builder.examples,
             call=call,
+            sizes={} if goal is None else goal.sizes,
+            choices=[
+                (aspect.role, aspect.name, word)
+                for aspect, word in ({} if goal is None else goal.choices).items()
+            ],
             drawn=[(fact.name, fact.text[:_WIDTH]) for fact in facts[:_LINES]],
         )
         self._step(note)

@@ -311,7 +311,9 @@ def _scaled(wrong: Array, right: Array, slack: float) -> list[str]:
     if abs(factor - 1) <= slack:
         return []
     direction = np.round(factor / abs(factor), 4) + 0.0  # no 1e-17 beside an imaginary unit
-    return [f"the wrong elements are {direction * abs(factor):.4g} times the oracle"]
+    number = direction * abs(factor)
+    shown = f"{number:.4g}" if f"{number:.4g}" != "1" else f"{number:.7g}"
+    return [f"the wrong elements are {shown} times the oracle"] if shown != "1" else []
 
 
 def _offset(wrong: Array, right: Array, slack: float) -> list[str]:

@@ -27,7 +27,6 @@ from pytest_pallas.backends.rewriting import (
     variable,
     with_equations,
 )
-from pytest_pallas.mutate.canonical import canonical
 from pytest_pallas.mutate.model import (
     Change,
     EnclosingJaxpr,
@@ -38,6 +37,7 @@ from pytest_pallas.mutate.model import (
     indices_of,
     operator,
 )
+from pytest_pallas.mutate.programs import canonical
 
 _BOUNDARY = {"lt": "le", "le": "lt", "gt": "ge", "ge": "gt"}
 _FLIPPED = {"lt": "ge", "le": "gt", "gt": "le", "ge": "lt", "eq": "ne", "ne": "eq"}

@@ -31,7 +31,7 @@ from pytest_pallas.draw.examples import draw_name
 from pytest_pallas.draw.meshes import MeshAxes
 from pytest_pallas.errors import MutantError
 from pytest_pallas.mutate import Mutant, mutants_of
-from pytest_pallas.mutate.canonical import TracedProgram, unchanged
+from pytest_pallas.mutate.programs import TracedProgram, unchanged
 from pytest_pallas.mutate.runner import (
     ELSEWHERE,
     Journal,

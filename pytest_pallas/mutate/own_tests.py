@@ -18,7 +18,7 @@ from pytest_pallas.compat.fuzzing import hypothesis_settings, set_hypothesis_set
 from pytest_pallas.decoding import jsonable
 from pytest_pallas.errors import MutantError
 from pytest_pallas.mutate import Mutant, mutants_of
-from pytest_pallas.mutate.canonical import TracedProgram, unchanged
+from pytest_pallas.mutate.programs import TracedProgram, unchanged
 from pytest_pallas.mutate.runner import (
     Journal,
     KilledBy,
@@ -70,10 +70,12 @@ class _TraceRecorder:
         self.other = other
         self.programs: list[Any] = []
 
-    def example(self, builder: Any, facts: Sequence[Fact], call: str = "") -> None:
+    def example(
+        self, builder: Any, facts: Sequence[Fact], call: str = "", goal: Any = None
+    ) -> None:
         """An example begins."""
         if self.other is not None:
-            self.other.example(builder, facts, call)
+            self.other.example(builder, facts, call, goal)
 
     def traced(self, call: Any, jaxpr: Any, kernels: Sequence[Any]) -> None:
         """A call was traced."""

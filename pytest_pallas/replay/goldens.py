@@ -44,8 +44,7 @@ from pytest_pallas.errors import GoldenError
 from pytest_pallas.judge.tolerance import ProductPrecision
 from pytest_pallas.replay.values import Array, call_of, dump, load, metadata_of, read
 
-#: Version of the JSON form of goldens; see docs/goldens.md. Before 2, no array was compressed;
-#: before 3, all arrays of a golden were in one file.
+#: Version of the JSON form of goldens; see docs/goldens.md.
 SCHEMA = 3
 
 #: Version of the JSON form of examples.
@@ -74,7 +73,7 @@ class Origin:
       versions: of what decides the answer: jax, jaxlib, and the compiler of hardware or numpy.
       source: SHA-256 of the file that the kernel is in; "" if there is none.
       processor: of the host, as ``processor`` names it, for a simulator or interpreter; "" for
-        hardware, and in goldens of versions that did not record it.
+        hardware.
     """
 
     backend: str
@@ -150,10 +149,7 @@ class Golden:
       call: the inputs.
       outputs: the arrays of the answer.
       arrays: SHA-256 of the file of each array: of the call, and then of the answer.
-      tensors: before schema 3, SHA-256 of the file of all arrays, ``in0``, ``in1``... and
-        ``out0``, ``out1``...; "" since.
-      products: the precision of the kernel's products of float32; None for float32, and in goldens
-        that do not tell it.
+      products: the precision of the kernel's products of float32; None for float32.
     """
 
     test: str
@@ -164,7 +160,6 @@ class Golden:
     call: GoldenCall
     outputs: tuple[Output, ...]
     arrays: tuple[Digest, ...] = ()
-    tensors: Annotated[str, Matching("([0-9a-f]{64})?", "a SHA-256")] = ""
     products: ProductPrecision | None = None
 
     @property
@@ -192,11 +187,7 @@ def question_of(kernel: str, check: str, mesh: Mapping[str, int], digest: str) -
 
 def to_json(golden: Golden) -> dict[str, Any]:
     """Return a golden as plain JSON values."""
-    plain = {"schema": SCHEMA, **dataclasses.asdict(golden)}
-    # As goldens were written before there were any products, and since each array has a file.
-    return {
-        name: value for name, value in plain.items() if name not in ("products", "tensors") or value
-    }
+    return {"schema": SCHEMA, **dataclasses.asdict(golden)}
 
 
 def from_json(plain: Any) -> Golden:
@@ -205,25 +196,24 @@ def from_json(plain: Any) -> Golden:
     Raises:
       GoldenError: it is no golden, or of a newer version of pytest-pallas.
     """
-    content = without_schema(plain, range(1, SCHEMA + 1), "golden")
+    content = without_schema(plain, SCHEMA, "golden")
     try:
         return decode(Golden, content)
     except DataError as error:
         raise GoldenError(f"this is no golden of pytest-pallas: {error}") from None
 
 
-def without_schema(plain: Any, schemas: Sequence[int], what: str) -> dict[str, Any]:
-    """Return the fields of a file, whose schema must be one of these, of which the last is newest.
+def without_schema(plain: Any, schema: int, what: str) -> dict[str, Any]:
+    """Return the fields of a file, which must have this schema.
 
     Raises:
       GoldenError: it is of another version, or no file of pytest-pallas.
     """
     if not isinstance(plain, dict) or not isinstance(plain.get("schema"), int):
         raise GoldenError(f"this is no {what} of pytest-pallas")
-    if plain["schema"] not in schemas:
+    if plain["schema"] != schema:
         raise GoldenError(
-            f"it has the schema {plain['schema']!r:.20}, and this pytest-pallas reads "
-            f"{schemas[-1]}; "
+            f"it has the schema {plain['schema']!r:.20}, and this pytest-pallas reads {schema}; "
             f"install the version that wrote it{', or record again' if what == 'golden' else ''}"
         )
     return {name: value for name, value in plain.items() if name != "schema"}
@@ -384,9 +374,7 @@ def _loaded(content: bytes) -> LoadedExample:
     if text is None:
         raise GoldenError("this is no example of pytest-pallas")
     try:
-        example: Example = decode(
-            Example, without_schema(parse(text), (EXAMPLE_SCHEMA,), "example")
-        )
+        example: Example = decode(Example, without_schema(parse(text), EXAMPLE_SCHEMA, "example"))
     except DataError as error:
         raise GoldenError(f"this is no example of pytest-pallas: {error}") from None
     named = {f"in{number}": kind for number, kind in enumerate(example.kinds)}
@@ -456,7 +444,7 @@ class Store:
         """
         names = (*golden.call.names, *(f"out{number}" for number in range(len(golden.outputs))))
         files = tuple(self._put(arrays[name]) for name in names)
-        golden = dataclasses.replace(golden, arrays=files, tensors="")
+        golden = dataclasses.replace(golden, arrays=files)
         text = json.dumps(to_json(golden), indent=1, sort_keys=True) + "\n"
         write_file(self.folder / "goldens" / f"{golden.name}.json", text.encode())
         return golden
@@ -476,11 +464,11 @@ class Store:
         Raises:
           GoldenError: the file is missing or damaged.
         """
-        kinds = {
-            f"out{number}": (output.dtype, (output.sample,) if output.sample else output.shape)
-            for number, output in enumerate(golden.outputs)
-        }
-        arrays = self._arrays(golden, kinds).values()
+        kinds = [
+            (output.dtype, (output.sample,) if output.sample else output.shape)
+            for output in golden.outputs
+        ]
+        arrays = self._arrays(golden, len(golden.call.kinds), kinds)
         return {output.path: array for output, array in zip(golden.outputs, arrays, strict=True)}
 
     def inputs(self, golden: Golden) -> list[Array]:
@@ -489,23 +477,16 @@ class Store:
         Raises:
           GoldenError: the file is missing or damaged.
         """
-        kinds = dict(zip(golden.call.names, golden.call.kinds, strict=True))
-        return list(self._arrays(golden, kinds).values())
+        return self._arrays(golden, 0, golden.call.kinds)
 
-    def _arrays(self, golden: Golden, kinds: Mapping[str, Kind]) -> dict[str, Array]:
-        if golden.tensors:
-            return self._load(golden, golden.tensors, kinds)
-        first = {"in": 0, "out": len(golden.call.kinds)}
-        arrays: dict[str, Array] = {}
-        for name, kind in kinds.items():
-            side = name.rstrip("0123456789")
-            number = first[side] + int(name.removeprefix(side))
-            if number >= len(golden.arrays):
-                raise GoldenError(f"the array {name!r} of {golden} is missing: {_AGAIN}")
-            arrays[name] = self._load(golden, golden.arrays[number], {_ARRAY: kind})[_ARRAY]
-        return arrays
+    def _arrays(self, golden: Golden, first: int, kinds: Sequence[Kind]) -> list[Array]:
+        """Load arrays of a golden, from number ``first`` on."""
+        if first + len(kinds) > len(golden.arrays):
+            raise GoldenError(f"an array of {golden} is missing: {_AGAIN}")
+        files = golden.arrays[first:]
+        return [self._load(golden, *pair) for pair in zip(files, kinds, strict=False)]
 
-    def _load(self, golden: Golden, file: str, kinds: Mapping[str, Kind]) -> dict[str, Array]:
+    def _load(self, golden: Golden, file: str, kind: Kind) -> Array:
         path = self.folder / "tensors" / f"{file}.safetensors"
         if not path.exists():
             raise GoldenError(f"{path}: the arrays of {golden} are missing: {_AGAIN}")
@@ -514,7 +495,7 @@ class Store:
         if hashlib.sha256(content).hexdigest() != file:
             raise GoldenError(f"{path}: its content was changed, or is not all there: {_AGAIN}")
         try:
-            return load(content, kinds)
+            return load(content, {_ARRAY: kind})[_ARRAY]
         except GoldenError as error:
             raise GoldenError(f"{path}: {error}") from None
 

@@ -14,9 +14,10 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from pallas_sim.chips import Label
 from pallas_sim.coverage import Point, Reached, merged
 from pallas_sim.findings import SourceLine, line_in_file, read, short
-from pytest_pallas.coverage import concerns, reason_of, ways_of
+from pytest_pallas.coverage import by_point, concerns, reason_of, ways_of
 from pytest_pallas.record import Record, reached_by
 from pytest_pallas.report.section import Line, Results, group_by, number, section
 
@@ -35,6 +36,7 @@ class KernelCoverage:
       stale: keys of ``KernelSpec.unreached`` for what was reached.
       idle: keys that are about no point of these runs.
       finished: whether a check ran all its examples; a failure stops a check.
+      complete: whether that is so on each simulator that its spec claims.
     """
 
     kernel: str
@@ -43,6 +45,7 @@ class KernelCoverage:
     stale: Sequence[str]
     idle: Sequence[str]
     finished: bool
+    complete: bool
 
     @property
     def gone(self) -> int:
@@ -67,12 +70,14 @@ class KernelCoverage:
 def coverage_of(rows: Sequence[Record]) -> KernelCoverage:
     """Return what the records of one kernel reached together."""
     reached = sorted(map(_with_dead_code, _placed(reached_by(rows))), key=_order)
+    points = by_point(reached)
+    passed = {Label.of(row.backend).name for row in rows if row.outcome in ("passed", "xpassed")}
     reasons = {key: why for row in rows for key, why in row.unreached.items()}
     excused = [
         (one.point, way, why)
         for one in reached
         for way in one.missing
-        if (why := reason_of(reasons, one, way))
+        if (why := reason_of(reasons, one, way, points))
     ]
     left_out = {(point, way) for point, way, _ in excused}
     concerned = {
@@ -99,7 +104,8 @@ def coverage_of(rows: Sequence[Record]) -> KernelCoverage:
             if ways and all(one.counts.get(way) for one, way in ways)
         ],
         idle=[key for key, ways in concerned.items() if not ways],
-        finished=any(row.outcome in ("passed", "xpassed") for row in rows),
+        finished=bool(passed),
+        complete=all(row.simulators and passed.issuperset(row.simulators) for row in rows),
     )
 
 
@@ -107,9 +113,12 @@ def _placed(reached: Sequence[Reached]) -> Sequence[Reached]:
     """Give points that JAX gave no line, as those of calls without jit, the line of equal ones."""
     lines = {one.point._replace(line=""): one.point.line for one in reached if one.point.line}
 
+    def line_of(point: Point) -> Point:
+        return point if point.line else point._replace(line=lines.get(point, ""))
+
     def placed(one: Reached) -> Reached:
-        line = one.point.line or lines.get(one.point, "")
-        return replace(one, point=one.point._replace(line=line))
+        within = tuple((line_of(point), way) for point, way in one.within)
+        return replace(one, point=line_of(one.point), within=within)
 
     return merged([map(placed, reached)])
 
@@ -215,9 +224,9 @@ def notes(kernels: Sequence[KernelCoverage], *, every: bool = False) -> list[str
     missed = [kernel for kernel in kernels if kernel.finished and kernel.missing]
     shown = missed if every else missed[:_KERNELS]
     for kernel in shown:
-        # What is inside of a branch that never ran has no counts, and its own line comes last.
-        gaps = [one for one in kernel.reached if one.missing]
-        gaps.sort(key=lambda one: not any(one.counts.values()))
+        # What is inside of a branch that never ran is said with that.
+        points = by_point(kernel.reached)
+        gaps = [one for one in kernel.reached if one.missing and not _is_inside(one, points)]
         texts = [_with_reasons(one, every=every) for one in (gaps if every else gaps[:_POINTS])]
         more = len(gaps) - len(texts)
         texts += [f"{more} more"] if more else []
@@ -233,13 +242,20 @@ def notes(kernels: Sequence[KernelCoverage], *, every: bool = False) -> list[str
         lines += [
             f"unreached= of {kernel.kernel}: {key!r} is about nothing that ran here: correct it, "
             "or run the backend that has it"
-            for key in (kernel.idle if kernel.finished else ())
+            for key in (kernel.idle if kernel.finished and not kernel.complete else ())
         ]
         if every:
             excused = [f"{way} at {place_of(point)}: {why}" for point, way, why in kernel.excused]
             lines += [f"unreached= of {kernel.kernel}: {text}" for text in excused]
             lines += [f"cannot run: {kernel.kernel}: {text}" for text in kernel.unreachable]
     return lines
+
+
+def _is_inside(reached: Reached, points: Mapping[Point, Reached]) -> bool:
+    """Return whether a point is inside of a branch or loop that is missing itself."""
+    return any(
+        outer.missing for point, _ in reached.within if (outer := points.get(point)) is not None
+    )
 
 
 def _with_reasons(reached: Reached, *, every: bool) -> str:
@@ -268,6 +284,19 @@ def shortfall(kernels: Sequence[KernelCoverage], least: float) -> Iterator[str]:
     elif 100 * gone < least * (gone + missing):
         percent = math.floor(1000 * gone / (gone + missing)) / 10
         yield f"coverage is to be {least:g} %, and {percent:g} % of the ways were gone"
+
+
+def wrong_keys(kernels: Sequence[KernelCoverage]) -> Iterator[str]:
+    """Say which keys of ``unreached=`` are about nothing in a kernel; for each it is an error.
+
+    Only of kernels that ran on each simulator that their spec claims.
+    """
+    for kernel in kernels:
+        for key in kernel.idle if kernel.complete else ():
+            yield (
+                f"unreached= of {kernel.kernel}: {key!r} is no condition, line or name of its "
+                "kernels: correct it, or remove it"
+            )
 
 
 @section("coverage", quiet=False)

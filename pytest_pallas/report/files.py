@@ -192,7 +192,7 @@ def document(
 #: Fields of a record that the file of failures leaves out; its message has what they say.
 _LONG = (
     *("explanation", "pictures", "compiled", "inputs", "signatures", "mutants"),
-    *("coverage", "unreached"),
+    *("coverage", "unreached", "simulators"),
 )
 
 

@@ -31,6 +31,7 @@ from pytest_pallas.backends.protocol import label
 from pytest_pallas.compile.costs import RecordedCost
 from pytest_pallas.compile.report import UNITS, short_size, shown_report, with_mesh
 from pytest_pallas.decoding import decode
+from pytest_pallas.draw.meshes import place_of as place_of_mesh
 from pytest_pallas.errors import facts_of
 from pytest_pallas.grid.analysis import Analysis
 from pytest_pallas.judge.references import flatten
@@ -350,16 +351,12 @@ def kernels(records: Sequence[Record], backends: Sequence[str]) -> list[KernelRo
     for position in right[MOST_DETAILED:]:
         made[position] = replace(made[position], checks=())
     detailed = [i for i, kernel in enumerate(made) if kernel.coverage and kernel.checks]
-    detailed.sort(key=lambda i: -_missing(made[i]))
+    detailed.sort(key=lambda i: -(0 if made[i].coverage is None else made[i].coverage.missing))
     for position in detailed[:MOST_SOURCED]:
         kernel = made[position]
         assert kernel.coverage is not None
         made[position] = replace(kernel, sources=covered_sources(kernel.coverage))
     return made
-
-
-def _missing(kernel: KernelRow) -> int:
-    return 0 if kernel.coverage is None else kernel.coverage.missing
 
 
 def check_rows(records: Sequence[Record]) -> list[CheckRow]:
@@ -526,7 +523,7 @@ def failure(record: Record, *, drawn: bool = True, likewise: Sequence[Record] = 
         unavailable = unavailable or f"{type(problem).__name__}: {problem}"[:300]
     return FailureCard(
         record=record,
-        where=_where(record),
+        where=record.backend + place_of_mesh(record.mesh),
         headline=explanation.summary or _without_message(record),
         details=details,
         compared=[(_TITLES.get(k, k), v) for k, v in facts.items() if k not in _DRAWN],
@@ -550,11 +547,6 @@ def _without_message(record: Record) -> str:
     passed = record.outcome == "xpassed"
     text = "passed, but is expected to fail" if passed else "failed without a message"
     return f"{text}: {record.reason}" if record.reason else text
-
-
-def _where(record: Record) -> str:
-    """Name backend and mesh, as in the names of tests."""
-    return record.backend + "".join(f"-{axis}{size}" for axis, size in record.mesh.items())
 
 
 def _figures(record: Record) -> Iterator[Figure]:

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from pytest_pallas.record import VALUES, Aspect, Record, aspects_from_json
-from pytest_pallas.report.section import Line, Results, section
+from pytest_pallas.report.section import Line, Results, number, section
 
 #: Number of kernels with a line of their own, and of values in each.
 LINES, VALUES_LISTED = 5, 6
@@ -87,13 +87,10 @@ def summary(kernels: Sequence[Covered]) -> str:
     """Count the drawn inputs, in one line."""
     dtypes = {dtype for kernel in kernels for dtype in kernel.dtypes}
     classes = {value for kernel in kernels for value in kernel.tried.get(VALUES, ())}
-    counts = [
-        _count(len(kernels), "kernel"),
-        _count(sum(len(kernel.shapes) for kernel in kernels), "shape"),
-        _count(len(dtypes), "dtype"),
-    ]
+    shapes = sum(len(kernel.shapes) for kernel in kernels)
+    counts = [number(len(kernels), "kernel"), number(shapes, "shape"), number(len(dtypes), "dtype")]
     if classes:
-        counts.append(_count(len(classes), "value class", "value classes"))
+        counts.append(f"{len(classes)} value class{'es' if len(classes) > 1 else ''}")
     for roles, title in ((("dim",), "boundary kinds"), (("option", "tuning"), "option values")):
         pairs = [
             (len(kernel.tried.get(aspect, ())), len(kernel.never.get(aspect, ())))
@@ -138,10 +135,6 @@ def _missed(never: Values, most: int) -> str:
             parts.append(f"{aspect} {', '.join(shown)}")
     more = sum(map(len, never.values())) - (most - left)
     return "; ".join(parts) + (f"; {more} more" if more else "")
-
-
-def _count(number: int, one: str, many: str = "") -> str:
-    return f"{number} {one if number == 1 else many or one + 's'}"
 
 
 @section("inputs", quiet=False)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+from pytest_pallas.draw.meshes import place_of
 from pytest_pallas.record import Orders, Record, orders_of
 from pytest_pallas.report.section import Line, Results, group_by, number, section
 
@@ -38,7 +39,7 @@ def ordered(records: Iterable[Record]) -> list[KernelOrders]:
         lambda record: (
             record.test.partition("::")[0],
             record.kernel,
-            record.backend + "".join(f"-{axis}{size}" for axis, size in record.mesh.items()),
+            record.backend + place_of(record.mesh),
         ),
     )
     kernels: list[KernelOrders] = []

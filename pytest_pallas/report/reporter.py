@@ -178,14 +178,18 @@ class Reporter:
             session.exitstatus = pytest.ExitCode.USAGE_ERROR
 
     def _require_least(self, session: pytest.Session) -> None:
-        """Fail the run if coverage or the mutation score is below the least that is required."""
+        """Fail the run if coverage or the mutation score is below the least that is required.
+
+        And if a key of ``unreached=`` is about nothing.
+        """
         options = self.session.options
-        if options.coverage_min and not (options.shard or options.replay):
+        if not (options.shard or options.replay):
             from pytest_pallas.mutate.report import others
             from pytest_pallas.report import coverage
 
             kernels = coverage.covered(others(self.records))
             self.below += coverage.shortfall(kernels, options.coverage_min)
+            self.below += coverage.wrong_keys(kernels)
         if options.mutate is not None and options.mutate_min:
             from pytest_pallas.mutate import report as mutants
 
@@ -209,7 +213,7 @@ class Reporter:
                 terminalreporter.write_line(self.costs)
             self._print_files(terminalreporter)
             return
-        from pytest_pallas.report.sections import declared_sections
+        from pytest_pallas.report.section import declared_sections
 
         width = int(terminalreporter.config.get_terminal_writer().fullwidth)
         results = self._results(

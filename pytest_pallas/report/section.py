@@ -1,4 +1,4 @@
-"""A section of the report in the terminal, which ``@section`` declares.
+"""The sections of the report in the terminal, which ``@section`` declares.
 
 A feature declares its sections in its own module, a project in ``pytest_pallas_report_sections``. A
 section is a function from ``Results``, the data of a run, to lines.
@@ -6,10 +6,11 @@ section is a function from ``Results``, the data of a run, to lines.
 
 from __future__ import annotations
 
+import functools
+import importlib
 import io
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
-from types import ModuleType
 from typing import TYPE_CHECKING, Literal
 
 from pytest_pallas.pytest_session import PytestSession
@@ -17,6 +18,8 @@ from pytest_pallas.record import NotApplicable, Record
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
+
+    from pytest_pallas.report.section import Section
 
 
 @dataclass(frozen=True)
@@ -105,15 +108,6 @@ def section(name: str, *, quiet: bool = True) -> Callable[[Lines], Section]:
     return declare
 
 
-def declared_in(module: ModuleType) -> tuple[Section, ...]:
-    """List the sections that a module declares, in the order of its source."""
-    return tuple(
-        section
-        for section in vars(module).values()
-        if isinstance(section, Section) and section.lines.__module__ == module.__name__
-    )
-
-
 def group_by[T, K: Hashable](items: Iterable[T], key: Callable[[T], K]) -> dict[K, list[T]]:
     """Group items by a key, both in the order of their first appearance."""
     groups: dict[K, list[T]] = {}
@@ -137,3 +131,35 @@ def rendered(table: RenderableType, *, width: int, color: bool) -> str:
     )
     console.print(table)
     return "\n".join(line.rstrip() for line in stream.getvalue().splitlines()).strip("\n")
+
+
+#: The modules that declare sections.
+MODULES = (
+    "report.terminal",
+    "report.inputs",
+    "report.coverage",
+    "report.orders",
+    "compile.report",
+    "mutate.report",
+)
+
+#: The order in the terminal, by name. Sections that are not here come last.
+_ORDER = (
+    *("results", "footnotes", "not applicable", "inputs", "coverage", "orders", "distinct"),
+    *("untried inputs", "unreached"),
+    *("compilers", "mutants", "minimums", "costs", "goldens", "fleet"),
+)
+
+
+@functools.cache
+def declared_sections() -> tuple[Section, ...]:
+    """The sections of this package, in order."""
+    modules = [importlib.import_module(f"pytest_pallas.{name}") for name in MODULES]
+    sections = [
+        section
+        for module in modules
+        for section in vars(module).values()
+        if isinstance(section, Section) and section.lines.__module__ == module.__name__
+    ]
+    order = {name: position for position, name in enumerate(_ORDER)}
+    return tuple(sorted(sections, key=lambda section: order.get(section.name, len(order))))

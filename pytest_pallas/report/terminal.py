@@ -1,10 +1,11 @@
 """Write the header of a run, the table of its checks, and the lines below the table.
 
-A feature writes its own section in its own module; ``report.sections`` lists all sections.
+A feature writes its own section in its own module; ``report.section`` lists all sections.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING
 from pallas_sim.chips import default_target
 from pytest_pallas.backends.protocol import label
 from pytest_pallas.compat.fuzzing import hypothesis_profile
+from pytest_pallas.errors import GoldenError
 from pytest_pallas.pytest_session import PytestSession
 from pytest_pallas.record import Kind, NotApplicable, Record, not_applicable_of, of_kind
 from pytest_pallas.report.section import Line, Results, group_by, number, section
@@ -21,6 +23,7 @@ from pytest_pallas.tested import TESTED
 
 if TYPE_CHECKING:
     from pytest_pallas.pytest_session import FleetFacts
+
 
 #: Most lines of the table without ``-v``, so that it fits on a screen.
 _MOST_LINES = 24
@@ -276,3 +279,73 @@ def count(checks: Sequence[NotApplicable | Record]) -> str:
 def section_of_requirements(results: Results) -> Iterator[str]:
     """Write the number of checks that do not apply, and with ``-v`` their requirements."""
     yield from lines(results.not_applicable, every=results.every)
+
+
+# Goldens.
+
+#: The counts, in the order of the line.
+_COUNTED_GOLDENS = ("recorded", "replaced", "unchanged", "compared", "different", "missing", "lost")
+
+#: Number of kernels with unused goldens that are named.
+_NAMED_GOLDENS = 4
+
+
+@section("goldens")
+def section_of_goldens(results: Results) -> Iterator[str]:
+    """Yield how many goldens were recorded or compared, and the unused ones of the folder."""
+    session, records = results.session, results.records
+    if session.goldens is None:
+        return
+    folder = session.goldens.store.folder
+    counts = sum((Counter(record.goldens) for record in records), Counter[str]())
+    texts = [f"{counts[name]} {name}" for name in _COUNTED_GOLDENS if counts[name]]
+    yield f"goldens in {folder}: {', '.join(texts) or 'none'}"
+    if counts["missing"]:
+        yield (
+            "missing: the folder has no golden of these calls; record again on the machine of "
+            "the goldens"
+        )
+    if counts["lost"]:
+        yield (
+            "lost: these calls were too large to keep, and the same seed now draws different "
+            "ones; record again"
+        )
+    if session.goldens.mode == "replay":
+        yield from _unused_goldens(session, records)
+
+
+def _unused_goldens(session: PytestSession, records: Sequence[Record]) -> Iterator[str]:
+    """Yield a line about goldens of kernels that ran, which no test used."""
+    assert session.goldens is not None
+    ran = {record.kernel for record in records}
+    used = {name for record in records for name in record.used_goldens}
+    unused: Counter[str] = Counter()
+    try:
+        for goldens in session.goldens.index.values():
+            for golden in goldens:
+                if golden.kernel in ran and golden.name not in used:
+                    unused[f"{golden.kernel} {golden.check}"] += 1
+    except GoldenError:
+        return  # the tests fail with this error
+    if unused:
+        names = [f"{name} ({count})" for name, count in unused.most_common(_NAMED_GOLDENS)]
+        more = ["..."] if len(unused) > _NAMED_GOLDENS else []
+        yield f"unused: no test used {unused.total()} goldens: {', '.join(names + more)}"
+
+
+# The workers of --pallas-fleet.
+
+
+@section("fleet")
+def section_of_workers(results: Results) -> Iterator[str | Line]:
+    """Yield the number of workers, and those that were refused or lost."""
+    fleet = results.session.fleet
+    if fleet is None:
+        return
+    if results.verbosity >= 0:
+        lost = f", {number(fleet.repeated, 'task')} lost with a worker" if fleet.repeated else ""
+        yield f"fleet {fleet.place}: {number(fleet.workers, 'worker')} took part{lost}"
+    for worker, why in fleet.refused.items():
+        yield Line(f"refused worker {worker}: {why}", "yellow")
+    for worker, how in fleet.lost.items():
+        yield Line(f"lost worker {worker}: {how}", "yellow")

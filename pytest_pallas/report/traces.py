@@ -18,7 +18,7 @@ import pytest
 
 from pallas_sim.errors import OptionError, first_line
 from pallas_sim.findings import Text
-from pytest_pallas.backends.protocol import Call, label
+from pytest_pallas.backends.protocol import label
 from pytest_pallas.backends.simulators import Simulator
 from pytest_pallas.decoding import decode
 from pytest_pallas.errors import BackendUnavailableError, facts_of
@@ -117,9 +117,11 @@ class TraceReporter:
             return
         trace: SavedTimeline = decode(SavedTimeline, getattr(report, ATTRIBUTE))
         former, path = self.selected, self.session.options.trace
-        # Another process wrote it: only a file beside the requested one is moved or removed.
-        if trace.file and path is not None and not _is_beside(Path(trace.file), path):
-            trace = dataclasses.replace(trace, file="", problem="it is no file of this run")
+        # Another process wrote it: only a file where ``_trace`` writes it is moved or removed.
+        if trace.file and path is not None:
+            file = Path(trace.file)
+            if file.parent != path.parent or not file.name.startswith(f".{path.name}."):
+                trace = dataclasses.replace(trace, file="", problem="it is no file of this run")
         if former is not None and former.failed and not trace.failed:
             trace, former = former, trace
         if former is not None and former.file:
@@ -161,11 +163,6 @@ class TraceReporter:
             terminalreporter.write_line(line, red=True)
 
 
-def _is_beside(file: Path, path: Path) -> bool:
-    """Whether a file is where ``_trace`` writes it."""
-    return file.parent == path.parent and file.name.startswith(f".{path.name}.")
-
-
 def failing_run(error: BaseException) -> LastRun | None:
     """Make the failing call of an error again, with its schedule; None if there is none."""
     from pytest_pallas.checks.verdict import failing_call
@@ -181,6 +178,7 @@ def _trace(
 ) -> SavedTimeline:
     """Simulate a run once more, and write its timeline to a temporary file."""
     from pallas_sim import timeline_text
+    from pytest_pallas.backends.execution import describe_arrays
     from pytest_pallas.backends.protocol import Schedule
 
     plain = ran.call.schedule == Schedule()
@@ -189,7 +187,7 @@ def _trace(
         kernel=ran.kernel,
         backend=label(backend),
         failed=failed,
-        drawn=_drawn(ran.call),
+        drawn=describe_arrays(ran.call.args) or "no arrays",
         schedule="" if plain else str(ran.call.schedule),
     )
     timeline, error = backend.trace(ran.call.with_settings(observer=None))
@@ -208,11 +206,3 @@ def _trace(
     except OSError as problem:  # the folder existed at the start
         return dataclasses.replace(trace, problem=str(problem))
     return dataclasses.replace(trace, file=file)
-
-
-def _drawn(call: Call) -> str:
-    import jax
-
-    leaves = [leaf for leaf in jax.tree.leaves(call.args) if hasattr(leaf, "dtype")]
-    shapes = [f"{leaf.dtype}[{', '.join(map(str, leaf.shape))}]" for leaf in leaves]
-    return ", ".join(shapes) or "no arrays"

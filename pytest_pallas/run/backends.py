@@ -18,7 +18,9 @@ from pytest_pallas.backends.registry import REPLACED, with_target
 from pytest_pallas.backends.tracing import kernels_of
 from pytest_pallas.draw.arguments import Arguments, on_meshes
 from pytest_pallas.draw.arrays import draw_once
+from pytest_pallas.draw.covering import Goal
 from pytest_pallas.draw.dims import STEP, around, probing
+from pytest_pallas.draw.examples import ExampleSource
 from pytest_pallas.draw.meshes import MeshAxes, fixed_sizes, is_drawn
 from pytest_pallas.draw.signatures import inputs_on_meshes
 from pytest_pallas.errors import TooFewDevicesError
@@ -425,14 +427,15 @@ def learned(
     """Return what the traces of a spec's kernels say about useful sizes.
 
     Returns:
-      Their blocks along the dims that the strategy does not specify: none if it specifies all dims,
-      computes with drawn values, or the kernel cannot be traced with large sizes. And how many
-      buffers they use in turns: 0 if no dim has tiles. And the dim that may be longer than 16 bits
-      count, or "".
+      Their blocks along the dims that the strategy does not specify, also with other tuning: none
+      if it specifies all dims, computes with drawn values, or the kernel cannot be traced with
+      large sizes. And how many buffers they use in turns: 0 if no dim has tiles. And the dim that
+      may be longer than 16 bits count, or "".
     """
     with probing() as probe:
         try:
             drawn = draw_once(strategy)
+            tuned = _tuned(strategy) if probe.sizes else []
         except Exception:  # an error of the strategy with abstract arrays
             return {}, 0, ""
     if not probe.sizes:
@@ -451,16 +454,39 @@ def learned(
         sizes = () if mesh is None else tuple(mesh.shape.values())
         depth = max([depth, *(buffers_of(kernel, sizes) for kernel in kernels)])
         equations += _count_equations(kernels)
+        for other in tuned:
+            kernels = _traced(call_of(function, other, SECONDS), platform) or ()
+            for name, tiles in tiles_of(kernels, probe.sizes).items():
+                # Of many tiles, the largest counts: each one more has six sizes.
+                known = blocks.setdefault(name, set())
+                known.update((max(tiles),) if max(tiles) > max(known, default=0) else ())
     sorted_blocks = {name: tuple(sorted(tiles)) for name, tiles in blocks.items()}
     long = "" if mesh is not None else _long_dim(spec, strategy, sorted_blocks, equations)
     return sorted_blocks, depth, long
+
+
+#: Up to so many parameters of tuning, a kernel is also traced with the last value of each.
+_TUNED = 4
+
+
+def _tuned(strategy: Any) -> list[Any]:
+    """Return draws with the last value of each tuning parameter, as far as they are known."""
+    source = ExampleSource(strategy)
+    _, covering = source.aimed(0, Goal({}, {}))
+    goals = [
+        Goal({}, {aspect: [*labels][-1]})
+        for aspect, labels in covering.domain.items()
+        if aspect.role == "tuning"
+    ]
+    draws = (source.aimed(0, goal)[0] for goal in goals[:_TUNED])
+    return [drawn for drawn in draws if drawn is not None]
 
 
 #: A kernel with a long axis may have so many programs, and no loop: then it takes milliseconds.
 _FEW_PROGRAMS = 80
 
 
-#: And so many equations at most, as estimated: a Python loop over an axis makes some for each round.
+#: And so many equations at most: a Python loop over an axis makes some for each round.
 _FEW_EQUATIONS = 4000
 
 

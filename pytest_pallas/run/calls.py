@@ -65,6 +65,7 @@ from pytest_pallas.run.call_arguments import (
     refuse_spread,
     refuse_unknown,
 )
+from pytest_pallas.run.causes import title_of
 from pytest_pallas.run.check_run import (
     CheckRun,
     check_run,
@@ -76,7 +77,6 @@ from pytest_pallas.run.check_run import (
     run_example,
 )
 from pytest_pallas.run.drawn import run_drawn
-from pytest_pallas.run.fuzzing import title_of
 from pytest_pallas.run.nodes import unmet_by_kernels
 from pytest_pallas.run.overdue import once_in_a_test
 from pytest_pallas.run.result import Result
@@ -199,7 +199,7 @@ def _check_function(
             check
             for check in checks
             # one call is not the examples that a check concludes from
-            if check.conclude is None and (check.kind != "sanitizer" or check.name in sanitizers)
+            if (check.name in sanitizers if check.kind == "sanitizer" else check.conclude is None)
         ]
     return _check_call((dataclasses.replace(run, check=check) for check in checks), call, named)
 

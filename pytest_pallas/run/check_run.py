@@ -40,7 +40,7 @@ from pytest_pallas.checks.verdict import drawn_facts, run_check
 from pytest_pallas.compat.fuzzing import is_rejection, rejecting
 from pytest_pallas.draw.arguments import Arguments, as_arguments
 from pytest_pallas.draw.arrays import strategy_errors
-from pytest_pallas.draw.examples import draw_name
+from pytest_pallas.draw.examples import draw_name, goal_of
 from pytest_pallas.draw.meshes import MeshAxes, examples_for, fixed_sizes, place_of, sizes_of
 from pytest_pallas.draw.signatures import as_strategy
 from pytest_pallas.errors import NotApplicableError, facts_of
@@ -353,8 +353,11 @@ def run_example(
         result.begin(arguments)
         signature = result.inputs[-1].signature
         if session.observer is not None:
-            name = draw_name(drawn) if run.drawn else ""
-            session.observer.example(result, list(drawn_facts(arguments)), name)
+            facts = list(drawn_facts(arguments))
+            if run.drawn:
+                session.observer.example(result, facts, draw_name(drawn), goal_of(arguments))
+            else:
+                session.observer.example(result, facts)
     context = context_of(run, arguments, typical=typical, trial=trial)
     if counts:
         session.note_run(
@@ -476,6 +479,7 @@ def context_of(
         typical=typical,
         costs=session.costs if costs else None,
         claimed=run.claimed,
+        redundant={} if run.spec is None else run.spec.redundant,
         explained=trial is None or session.mutant is None,
         **properties_of(run),
     )

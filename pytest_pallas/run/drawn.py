@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import jax
 
-from pallas_sim.coverage import Reached
+from pallas_sim.coverage import Point, Reached
 from pallas_sim.errors import PallasError
 from pytest_pallas.backends.processes import gang
 from pytest_pallas.backends.tracing import shape_of
@@ -38,6 +38,7 @@ from pytest_pallas.errors import CompilerFailedError, GoldenError, facts_of
 from pytest_pallas.pytest_session import Part
 from pytest_pallas.record import Note
 from pytest_pallas.replay.values import call_of, read
+from pytest_pallas.run.agreement import of_all
 from pytest_pallas.run.backends import run_on
 from pytest_pallas.run.check_run import (
     CheckRun,
@@ -48,7 +49,7 @@ from pytest_pallas.run.check_run import (
     run_example,
     subjects_of,
 )
-from pytest_pallas.run.fuzzing import Fuzz, drawn_calls, fuzz, of_all, replay
+from pytest_pallas.run.fuzzing import Fuzz, drawn_calls, fuzz, replay
 from pytest_pallas.run.rounds import RoundOutcome, fuzz_for, rounds_to_json, run_rounds
 from pytest_pallas.spec import KernelSpec
 
@@ -256,8 +257,8 @@ def _growth_of(run: CheckRun) -> Growth | None:
     if not run.check.base and (based or run.check.subjects is not larger_first):
         return None
 
-    def accepts(reached: Reached, way: str) -> bool:
-        return bool(reason_of(spec.unreached, reached, way))
+    def accepts(reached: Reached, way: str, points: Mapping[Point, Reached]) -> bool:
+        return bool(reason_of(spec.unreached, reached, way, points))
 
     learned = session.tiles.get((spec.file, spec.name, *run.axes.items()), ({}, 0, ""))
     depth = learned[1]

@@ -8,13 +8,11 @@ run.
 
 from __future__ import annotations
 
-import base64
 import functools
 import math
 import random
 import re
 import time
-import traceback
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -23,12 +21,9 @@ from typing import Any
 from unittest import SkipTest
 
 import hypothesis
-import numpy as np
 from hypothesis import HealthCheck, Phase
-from hypothesis.database import ExampleDatabase
 from hypothesis.errors import DidNotReproduce, InvalidArgument
 
-from pallas_sim.dtypes import epsilon, is_exact
 from pallas_sim.errors import (
     KernelError,
     OptionError,
@@ -36,19 +31,15 @@ from pallas_sim.errors import (
     SimulationError,
     SimulationLimitError,
 )
-from pytest_pallas.backends.processes import agree, gang
 from pytest_pallas.budget import ExampleBudget
-from pytest_pallas.checks.context import CheckResult
 from pytest_pallas.checks.diagnosis import show_larger
 from pytest_pallas.checks.inputs import inputs_of
 from pytest_pallas.compat.fuzzing import (
     PLANNED,
-    is_rejection,
     planning,
     set_database_key,
     without_module_constants,
 )
-from pytest_pallas.decoding import DataError, decode
 from pytest_pallas.draw.arguments import (
     MOST_VARIANTS,
     as_arguments,
@@ -69,13 +60,12 @@ from pytest_pallas.draw.examples import (
 from pytest_pallas.draw.growth import Growth
 from pytest_pallas.errors import (
     CapacityError,
-    GangError,
     KernelReferenceError,
     NoPallasCallError,
     facts_of,
 )
-from pytest_pallas.judge.references import flatten
-from pytest_pallas.judge.tolerance import Comparison
+from pytest_pallas.run.agreement import agreed, run_shared, unshared
+from pytest_pallas.run.causes import cause_of, distinct
 
 #: Time limit in seconds for the rest of the examples after a failure, for other causes.
 OTHER_SECONDS = 5.0
@@ -391,13 +381,14 @@ def _explore(
 
 
 def shrink_with(
-    what: Fuzz, fails: Callable[[Any], bool], *, seed: int, budget: ExampleBudget, seconds: float
+    what: Fuzz, name: str, goal: Goal, *, seed: int, budget: ExampleBudget, seconds: float
 ) -> None:
     """Shrink the call of ``fuzz`` that is known to fail.
 
     Args:
       what: runs a draw, and with it its variants.
-      fails: whether this is the call.
+      name: of the call (``draw_name``).
+      goal: what it is: it is no call of the plan if it grew.
       seed: seed of the draws.
       budget: of the examples.
       seconds: time limit for new draws.
@@ -406,13 +397,17 @@ def shrink_with(
       Exception: the error of the simplest draw that fails.
     """
     draws, calls = _planned(what.source, seed, budget, what.subjects)
+    runner = ExampleRunner(what.run, what.passed, shrink_seconds=seconds)
     for planned in calls:
-        if fails(planned.call):
-            runner = ExampleRunner(what.run, what.passed, shrink_seconds=seconds)
+        if draw_name(planned.call) == name:
             strategy = what.source.planned(seed)
             examples = most_draws(_pool_size(what, seed, draws))
             _shrunk(what, runner, planned.text, strategy, seed=seed, examples=examples, most=1)
             return
+    drawn, _ = what.source.aimed(seed, goal)
+    if drawn is not None:
+        strategy = what.source.planned(seed, Covering(random.Random(seed), goal))
+        _shrunk(what, runner, draw_name(drawn), strategy, seed=seed, examples=AIMS, most=1)
 
 
 def _with_larger(error: PallasError, runner: ExampleRunner) -> None:
@@ -651,272 +646,3 @@ class ExampleRunner:
         self.passed.add(text)
         if self.growth is not None:
             self.growth.note(call, result)
-
-
-# Failures of one check with different causes: which of them are worth a report of their own.
-
-
-#: Relative to the output's scale: 16 roundings of bfloat16. More is no rounding error.
-_SMALL = 1 / 16
-
-#: Begins each further failure of a check: one that certainly has another cause, and any other.
-ANOTHER = "another failure, of another cause"
-SIMILAR = "another failure, perhaps of the same cause"
-
-#: How many failures of a check are reported.
-MOST_CAUSES = 3
-
-
-def cause_of(error: BaseException) -> Hashable:
-    """Return the identity of the cause of a failure, without what only its example decides.
-
-    For findings: kind, reference and lines. For wrong outputs: which ones, and whether each has
-    another structure, NaN or infinity on one side, an error of the size of roundings, or a larger
-    one. For a kernel that raised: the class of the error and the line that raised it.
-    """
-    if not isinstance(error, PallasError):
-        return (type(error), _raised_at(error))
-    if error.findings:
-        return frozenset(finding.key for finding in error.findings)
-    check_result = None if facts_of(error).failure is None else facts_of(error).failure.result
-    if check_result is not None and check_result.failed is not None:
-        return frozenset(_wrong_outputs(check_result))
-    inner = facts_of(error).kernel_error
-    return (type(error), type(inner), None if inner is None else _raised_at(inner))
-
-
-def distinct(first: BaseException, others: Iterable[Exception]) -> Sequence[PallasError]:
-    """Select the failures that look different: the smallest example of each kind.
-
-    These are at most ``MOST_CAUSES`` with the first, in the order of the failures. Failures with a
-    finding or a wrong output in common are of one kind, and so are failures that share such with
-    these: which lines take part in a race depends on the example. The facts of each say whether its
-    cause is certainly another one (``ErrorFacts.distinct``).
-    """
-    groups: list[_Group] = [_Group(cause_of(first), None, (first,))]
-    for error in others:
-        if not isinstance(error, PallasError) or facts_of(error).failure is None:
-            continue
-        group = _Group(cause_of(error), error, (error,))
-        same = [known for known in groups if _is_one(known.cause, group.cause)]
-        if same:
-            groups[groups.index(same[0])] = functools.reduce(_Group.joined, (*same, group))
-            groups = [known for known in groups if known not in same[1:]]
-        else:
-            groups.append(group)
-    rest: list[PallasError] = []
-    for group in groups:
-        if group.smallest is not None and len(rest) < MOST_CAUSES - 1:
-            facts_of(group.smallest).distinct = _is_certain(groups[0], group)
-            rest.append(group.smallest)
-    return rest
-
-
-def title_of(error: BaseException) -> str:
-    """Return the line above a further failure of a check."""
-    return ANOTHER if facts_of(error).distinct else SIMILAR
-
-
-@dataclass(frozen=True, eq=False)
-class _Group:
-    """Failures of one kind: that, the one with the smallest example, and all of them.
-
-    The smallest is None for the group of the first failure, which is reported anyway.
-    """
-
-    cause: Hashable
-    smallest: PallasError | None
-    errors: tuple[BaseException, ...]
-
-    def joined(self, other: _Group) -> _Group:
-        """Return both groups as one."""
-        cause, errors = self.cause, (*self.errors, *other.errors)
-        if isinstance(cause, frozenset) and isinstance(other.cause, frozenset):
-            cause = cause | other.cause
-        if self.smallest is None or other.smallest is None:
-            return _Group(cause, None, errors)
-        smaller = _elements(other.smallest) < _elements(self.smallest)
-        return _Group(cause, other.smallest if smaller else self.smallest, errors)
-
-    @property
-    def choices(self) -> Mapping[str, set[str]]:
-        """The values of options and tuning parameters with which it fails, by name."""
-        choices: dict[str, set[str]] = {}
-        for error in self.errors:
-            failure = facts_of(error).failure
-            call = None if failure is None else failure.context.arguments
-            for name, value in {} if call is None else {**call.options, **call.tuning}.items():
-                choices.setdefault(name, set()).add(repr(value))
-        return choices
-
-
-def _is_one(cause: Hashable, other: Hashable) -> bool:
-    """Return whether two causes are the same, or have findings or wrong outputs in common."""
-    if isinstance(cause, frozenset) and isinstance(other, frozenset):
-        return not cause.isdisjoint(other)
-    return cause == other
-
-
-def _is_certain(first: _Group, other: _Group) -> bool:
-    """Return whether two groups certainly have different causes.
-
-    That is so if the kernel raises in different lines, or if an option decides which of them fails.
-    One mistake may look different at other sizes, dtypes or values.
-    """
-    if isinstance(first.cause, tuple) and isinstance(other.cause, tuple):
-        return True
-    choices = other.choices
-    return any(
-        values.isdisjoint(choices[name])
-        for name, values in first.choices.items()
-        if name in choices
-    )
-
-
-def _wrong_outputs(check_result: CheckResult) -> Iterator[tuple[int, str]]:
-    """Yield the number of each wrong output, and what it looks like.
-
-    Each run of a check compares every output.
-    """
-    outputs = 1 if check_result.outcome is None else len(flatten(check_result.outcome.values))
-    for position, comparison in enumerate(check_result.comparisons):
-        if not comparison.passed:
-            yield position % max(1, outputs), _size(comparison)
-
-
-def _size(failed: Comparison) -> str:
-    if failed.kind in ("tree", "shape", "dtype"):
-        return failed.kind
-    if not failed.dtype or not np.isfinite(failed.error):
-        return "class"  # in exact mode, too
-    dtype = np.dtype(failed.dtype)
-    small = not is_exact(dtype) and failed.error * epsilon(dtype) <= _SMALL
-    return "small" if small else "large"
-
-
-def _raised_at(error: BaseException) -> Hashable:
-    """Return the innermost line of a traceback."""
-    frames = traceback.extract_tb(error.__traceback__)
-    return (frames[-1].filename, frames[-1].lineno) if frames else None
-
-
-def _elements(error: PallasError) -> int:
-    arguments: Any = facts_of(error).failure.context.arguments
-    return sum(int(np.size(leaf)) for leaf in arguments.args if hasattr(leaf, "dtype"))
-
-
-# In a program of several processes, all draw the same, and stop at the same time.
-
-
-#: Seconds to wait for the other processes.
-_TIMEOUT = 120.0
-
-
-def agreed(over: bool) -> bool:
-    """Return whether the time of the first process is over, which decides for all of them."""
-    if gang() is None:
-        return over
-    return bool(agree("time", value=over, timeout=_TIMEOUT)[0].value)
-
-
-class SharedFailureError(Exception):
-    """An example that failed in some process.
-
-    All processes raise it at one line, so that Hypothesis sees one failure in each of them, and
-    shrinks it in the same way.
-    """
-
-    def __init__(self, error: Exception) -> None:
-        """With the error of this process."""
-        super().__init__(str(error))
-        self.error = error
-
-
-def run_shared(example: Callable[[Any], None], drawn: Any) -> None:
-    """Run an example so that all processes in which it fails raise the same error.
-
-    Raises:
-      Exception: the error of the example; of several processes a ``SharedFailureError``.
-    """
-    __tracebackhide__ = True
-    if gang() is None:
-        return example(drawn)
-    try:
-        return example(drawn)
-    except Exception as error:
-        if is_rejection(error):
-            raise
-        failed = error
-    raise SharedFailureError(failed)
-
-
-def unshared(test: Callable[[], object]) -> None:
-    """Run a test of Hypothesis whose examples are run by ``run_shared``.
-
-    Raises:
-      Exception: the error of its failing example, with Hypothesis' notes.
-    """
-    __tracebackhide__ = True
-    try:
-        test()
-    except SharedFailureError as shared:
-        failed = shared.error
-        for note in getattr(shared, "__notes__", ()):
-            failed.add_note(note)
-    else:
-        return
-    raise failed
-
-
-def of_all(database: ExampleDatabase | None) -> ExampleDatabase | None:
-    """Return a database that has the examples of the first process in all processes."""
-    if database is None or gang() is None:
-        return database
-    return FirstProcessDatabase(database)
-
-
-class FirstProcessDatabase(ExampleDatabase):
-    """A database of failing examples for all processes: only the first one reads and writes it.
-
-    Each process may have another database, as where each host has its own disk.
-    """
-
-    def __init__(self, database: ExampleDatabase) -> None:
-        """The examples of ``database``, as the first process has them."""
-        super().__init__()
-        self._database = database
-
-    def __repr__(self) -> str:
-        """The database by its wrapped one."""
-        return f"FirstProcessDatabase({self._database!r})"
-
-    def fetch(self, key: bytes) -> Iterable[bytes]:
-        """Return the examples of the first process, in one order."""
-        values = [] if _is_other() else sorted(self._database.fetch(key))
-        texts = [base64.b64encode(value).decode() for value in values]
-        first = agree("examples", value=texts, timeout=_TIMEOUT)[0]
-        try:
-            return decode(list[bytes], first.value)
-        except DataError as error:
-            raise GangError(f"process 0 ({first.host}) gave no examples: {error}") from None
-
-    def save(self, key: bytes, value: bytes) -> None:
-        """Save an example, in the first process."""
-        if not _is_other():
-            self._database.save(key, value)
-
-    def delete(self, key: bytes, value: bytes) -> None:
-        """Delete an example, in the first process."""
-        if not _is_other():
-            self._database.delete(key, value)
-
-    def move(self, src: bytes, dest: bytes, value: bytes) -> None:
-        """Move an example, in the first process."""
-        if not _is_other():
-            self._database.move(src, dest, value)
-
-
-def _is_other() -> bool:
-    """Return whether this is one of several processes, and not the first."""
-    processes = gang()
-    return processes is not None and processes.process > 0

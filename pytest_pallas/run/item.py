@@ -50,10 +50,11 @@ from pytest_pallas.pytest_session import (
     current,
 )
 from pytest_pallas.run.backends import expected_failure, run_on
+from pytest_pallas.run.causes import title_of
 from pytest_pallas.run.check_run import CheckRun, check_run, context_of, item_name, place_name
 from pytest_pallas.run.commands import command_of
 from pytest_pallas.run.drawn import PartRun, calls_to_compile, part_to_json, run_drawn
-from pytest_pallas.run.fuzzing import blob_of, title_of
+from pytest_pallas.run.fuzzing import blob_of
 from pytest_pallas.run.result import Result
 from pytest_pallas.spec import KernelSpec
 

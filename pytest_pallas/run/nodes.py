@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,6 +28,7 @@ from pytest_pallas.backends.ending import (
     raised_words,
 )
 from pytest_pallas.backends.protocol import Backend, Call, chip_of, label
+from pytest_pallas.backends.registry import Family, unknown_target
 from pytest_pallas.backends.tracing import kernels_of
 from pytest_pallas.checks import Check
 from pytest_pallas.checks.padding import masks_of
@@ -378,23 +379,26 @@ def _say(config: pytest.Config, text: str) -> None:
 
 
 def problem_with(
-    spec: KernelSpec, checks: Mapping[str, Check], families: Iterable[str]
+    spec: KernelSpec, checks: Mapping[str, Check], families: Mapping[str, Family]
 ) -> str | None:
     """Return the reason why a spec cannot be verified, or None.
 
     Args:
       spec: the spec.
       checks: the checks that exist, by name.
-      families: the names of the backends that exist.
+      families: the backends that exist, by name.
     """
     unknown = [name for name in spec.checks or () if name not in checks]
     if unknown:
         return f"unknown checks {unknown}; valid: {', '.join(checks)}"
     known = {*families, "tpu-compile", "gpu-compile"}
-    names = [Label.of(text).name for text in (*spec.claimed, *spec.xfail)]
-    unknown = [name for name in names if name not in known]
+    labels = [Label.of(text) for text in (*spec.claimed, *spec.xfail)]
+    unknown = [chip.name for chip in labels if chip.name not in known]
     if unknown:
         return f"unknown backends {unknown}; valid: {', '.join(sorted(known))}"
+    for name, target in ((chip.name, chip.target) for chip in labels):
+        if target and name in families and target not in families[name].targets:
+            return unknown_target(families[name], name, target)
     if spec.meshes:
         return None  # its strategy needs the mesh, and a mesh needs JAX to start
     try:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from pallas_sim.coverage import Point, Reached, merged
 from pallas_sim.findings import Text
 from pytest_pallas.backends.protocol import Backend, code_of, label
+from pytest_pallas.backends.registry import FAMILIES
 from pytest_pallas.coverage import reached_to_json
 from pytest_pallas.decoding import Count, Seconds
 from pytest_pallas.record import Note, Orders, PlainCompiled, Record, note_of, orders_of
@@ -89,6 +90,7 @@ class Result(ExampleResults):
       final: whether no further example will count: ``withdrawn`` holds for all of them.
       mutants: the verdicts on mutants, as plain values.
       unreached: reasons why a part of the kernel need not run, as in ``KernelSpec.unreached``.
+      simulators: as in ``Record``.
     """
 
     kernel: str
@@ -102,6 +104,7 @@ class Result(ExampleResults):
     final: bool = False
     mutants: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
     unreached: Mapping[str, str] = field(default_factory=dict[str, str])
+    simulators: tuple[str, ...] = ()
 
     @classmethod
     def of(
@@ -126,6 +129,7 @@ class Result(ExampleResults):
             backend=label(backend),
             mesh=sizes or {},
             unreached={} if isinstance(kernel, str) else dict(kernel.unreached),
+            simulators=() if isinstance(kernel, str) else _simulators_of(kernel),
         )
 
     def begin(self, arguments: Arguments) -> None:
@@ -282,10 +286,17 @@ class Result(ExampleResults):
             mutants=tuple(self.mutants),
             coverage=tuple(map(reached_to_json, self.coverage)),
             unreached=self.unreached if self.coverage else {},
+            simulators=self.simulators if self.coverage else (),
             orders=self.orders,
             **drawn,
             **rest,
         )
+
+
+def _simulators_of(spec: KernelSpec) -> tuple[str, ...]:
+    """Return the simulators that a spec claims, if it says what need not run there."""
+    simulators = (family.name for family in FAMILIES if family.kind == "simulating")
+    return tuple(filter(spec.claims, simulators)) if spec.unreached else ()
 
 
 def _is_worse(later: Result, earlier: Result) -> bool:

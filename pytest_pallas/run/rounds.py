@@ -23,8 +23,9 @@ from pytest_pallas.draw.growth import Growth
 from pytest_pallas.errors import SpecError
 from pytest_pallas.isolate.messages import Change
 from pytest_pallas.record import Aspect
+from pytest_pallas.run.agreement import agreed
 from pytest_pallas.run.check_run import CheckRun, run_example
-from pytest_pallas.run.fuzzing import Fuzz, agreed, fuzz, fuzz_round, fuzz_until
+from pytest_pallas.run.fuzzing import Fuzz, fuzz, fuzz_round, fuzz_until
 from pytest_pallas.run.result import ExampleResults, Result
 
 #: Number of rounds without a new example after which fuzzing stops.

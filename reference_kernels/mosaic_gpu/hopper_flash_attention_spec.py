@@ -75,6 +75,10 @@ SPEC = KernelSpec(
         Permuted({1: 2, 2: 2}, when=_is_not_causal),
     ),
     typical=(_TYPICAL, dataclasses.replace(_TYPICAL, options={"causal": False})),
+    redundant={
+        "barriers.turn": "two warpgroups take turns at the tensor core and at exponentials, which "
+        "is faster"
+    },
 )
 
 _FORWARD = (

@@ -402,6 +402,67 @@ def test_copies_that_fill_a_slot_together_use_it_once() -> None:
     assert (one.counts, one.used, one.missing) == ({"first": 3}, 3, ("again",))
 
 
+def delay(x: Any, index: Callable[..., Any], slots: int = SLOTS) -> Any:
+    """Add the block of four steps before, which scratch keeps at some index for each step."""
+
+    def body(x_ref: Any, o_ref: Any, line: Any) -> None:
+        step = pl.program_id(0)
+        o_ref[...] = x_ref[...]
+        pl.when(step >= SLOTS)(lambda: o_ref.__setitem__(..., o_ref[...] + line[index(step)]))
+
+        @pl.loop(0, 8)
+        def _(row: Any) -> None:
+            line[index(step), row] = x_ref[row]
+
+    shape = jax.ShapeDtypeStruct(x.shape, x.dtype)
+    scratch = [pltpu.VMEM((slots, 8, 128), jnp.float32)]
+    grid = (x.shape[0] // 8,)
+    run = pl.pallas_call(
+        body, shape, grid=grid, in_specs=[ROWS], out_specs=ROWS, scratch_shapes=scratch
+    )
+    return run(x)
+
+
+@pytest.mark.parametrize(
+    "index", [lambda i: lax.rem(i, SLOTS), lambda i: i % SLOTS, lambda i: i & 3]
+)
+def test_a_ring_that_stores_fill(index: Callable[..., Any]) -> None:
+    """A slot is used once for all of its rows."""
+    run = functools.partial(delay, index=index)
+    few, many = (only(run, ones(8 * tiles, 128), kind="ring") for tiles in (3, 6))
+    assert few.point == Point("ring", at(delay, "line[index(step), row] ="), "body", "line")
+    assert (few.counts, few.missing, few.slots, few.used) == ({"first": 3}, ("again",), 4, 3)
+    assert (many.counts, many.missing, many.used) == ({"first": 4, "again": 2}, (), 6)
+
+
+@pytest.mark.parametrize("index", [lambda i: i, lambda i: i // 2, lambda i: lax.rem(i, 3)])
+def test_positions_in_an_array_are_no_ring(index: Callable[..., Any]) -> None:
+    """Also those of a part, such as the first three of eight."""
+    run = functools.partial(delay, index=index, slots=9)
+    rings = reached(run, ones(48, 128), kind="ring")
+    assert not [one for one in rings if one.missing]
+
+
+def arrivals(x_ref: Any, o_ref: Any, ready: Any) -> None:
+    """Double rows, and arrive at three barriers in turns."""
+
+    @pl.loop(0, x_ref.shape[0])
+    def _(i: Any) -> None:
+        slot = lax.rem(i, 3)
+        plgpu.barrier_arrive(ready.at[slot])
+        plgpu.barrier_wait(ready.at[slot])
+        o_ref[i] = x_ref[i] * 2
+
+
+@pytest.mark.parametrize("rows", [2, 5])
+def test_barriers_that_take_turns_without_copies(rows: int) -> None:
+    barriers = [plgpu.Barrier(num_barriers=3)]
+    kernel = plgpu.kernel(arrivals, out_type=ones(rows, 128), scratch_types=barriers)
+    one = only(kernel, ones(rows, 128), kind="ring", target="h100")
+    assert (one.point.name, one.slots, one.used) == ("ready", 3, rows)
+    assert one.missing == (() if rows > 3 else ("again",))
+
+
 def on_warpgroups(x_ref: Any, o_ref: Any, smem: Any, barrier: Any) -> None:
     """Double 64 rows at a time, through a ring of two buffers of shared memory."""
     steps = x_ref.shape[0] // 64
@@ -518,3 +579,63 @@ def test_cores_and_schedules_are_counted_together() -> None:
     (one,) = [one for one in runs[0] if one.point.kind == "branch"]
     assert one.counts == {"false": 15, "true": 1}
     assert runs[1] == runs[2]
+
+
+# What is inside of branches and loops that never ran.
+
+
+def inside(x_ref: Any, o_ref: Any) -> None:
+    """Does something in a branch, in a loop, in a branch that is for the sixth block."""
+    o_ref[...] = x_ref[...]
+
+    @pl.when(pl.program_id(0) >= 5)
+    def _() -> None:
+        @pl.loop(0, pl.program_id(0) - 5)
+        def _(i: Any) -> None:
+            pl.when(i > 1)(lambda: o_ref.__setitem__(..., x_ref[...] * 2))
+
+
+@pytest.mark.parametrize("tiles", [2, 6, 9])
+def test_what_is_inside_of_what_never_ran_is_there_with_what_is_around(tiles: int) -> None:
+    """So the points and their ways are the same, whatever ran."""
+    one = simulate(functools.partial(on_rows, inside), ones(8 * tiles, 128)).coverage
+    when, loop, late = (
+        next(one for one in one if one.point.line == at(inside, text))
+        for text in ("pl.when(pl.program_id", "@pl.loop", "pl.when(i")
+    )
+    ways = {
+        one.point.kind: {*one.counts, *one.missing, *one.unreachable} for one in (when, loop, late)
+    }
+    assert ways == {"branch": {"true", "false"}, "loop": {"none", "one", "several"}}
+    assert when.within == ()
+    assert loop.within == (() if tiles > 5 else ((when.point, "true"),))
+    assert late.within == (() if tiles > 6 else ((loop.point, "several"),))
+    assert (loop.counts == {}, late.counts == {}) == (tiles < 6, tiles < 7)
+    both = merged(
+        [(loop, late), simulate(functools.partial(on_rows, inside), ones(72, 128)).coverage]
+    )
+    assert all(not one.within for one in both)
+
+
+def test_a_function_that_runs_elsewhere_is_in_nothing() -> None:
+    def helper(x_ref: Any, o_ref: Any) -> None:
+        pl.when(x_ref[0, 0] > 2)(lambda: o_ref.__setitem__(..., x_ref[...] * 2))
+
+    def body(x_ref: Any, o_ref: Any) -> None:
+        o_ref[...] = x_ref[...]
+        pl.when(pl.program_id(0) > 5)(lambda: helper(x_ref, o_ref))
+        helper(x_ref, o_ref)
+
+    branches = reached(functools.partial(on_rows, body), ones(16, 128), kind="branch")
+    [inner] = [one for one in branches if one.point.line == at(helper, "pl.when")]
+    assert (inner.within, inner.counts) == ((), {"false": 2})
+
+
+def test_branches_that_jax_chooses_by_the_platform_are_not_asked_for() -> None:
+    def body(x_ref: Any, o_ref: Any) -> None:
+        def other(x: Any) -> Any:
+            return lax.cond(x[0, 0] > 2, lambda: x, lambda: x * 2)
+
+        o_ref[...] = lax.platform_dependent(x_ref[...], cuda=other, default=lambda x: x)
+
+    assert not reached(functools.partial(on_rows, body), ones(8, 128), kind="branch")

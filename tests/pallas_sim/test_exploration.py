@@ -35,8 +35,12 @@ from pallas_sim.machine import Machine, Thread
 from pallas_sim.order.disorder import report_disorder
 from pallas_sim.recording import Semaphore
 
+#: Somebody looks before the signal that another one's loop waits for; two look again, and nothing
+#: else can happen.
+LOOKERS = (3121, 2293, 605, 1526)
 
-@pytest.mark.parametrize("seed", range(300))
+
+@pytest.mark.parametrize("seed", [*range(300), *LOOKERS])
 def test_all_orders_of_small_programs(seed):
     """Signals, waits, looks, loops that look, atomics, copies, and values that decide branches."""
     program = random_program(seed)
@@ -96,8 +100,8 @@ def test_one_waiter_has_one_order():
 
 def test_what_was_not_run_is_open():
     result = explore(arrivals(looks=True), target="v6e", schedules=1)
-    assert (result.verdict, result.runs, result.left) == ("open", 1, 1)
-    assert "1 runs had 1 classes of orders, and 1 more are known" in result.stopped
+    assert (result.verdict, result.runs, result.left) == ("open", 1, 2)
+    assert "1 runs had 1 classes of orders, and 2 more are known" in result.stopped
 
 
 @pytest.fixture(scope="module")
@@ -132,7 +136,7 @@ def test_the_order_of_a_witness_is_drawn(wrong, tmp_path):
 
 def test_the_order_of_a_witness_is_told(wrong):
     first, *lines = wrong.story
-    assert first == "8 steps in the plain order, then:"
+    assert first == "9 steps in the plain order, then:"
     assert lines[0] == "> device 1 is late"
     assert re.fullmatch(r"  device 0: looks at sem \(test_exploration.py:\d+\)", lines[1])
     assert "> device 1 goes on, after all others" in lines
@@ -141,13 +145,13 @@ def test_the_order_of_a_witness_is_told(wrong):
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ("", "'' is no schedule: it is 1-TARGET-PROGRAM-SKIPPED.CHOICE"),
-        ("1-v6e-12345678-3", "is no schedule"),
-        ("1-v6e-12345678-1.2-", "is no schedule"),
+        ("", "'' is no witness: it is 1-TARGET-PROGRAM-SKIPPED.CHOICE"),
+        ("1-v6e-12345678-3", "is no witness"),
+        ("1-v6e-12345678-1.2-", "is no witness"),
         ("2-v6e-12345678", "has version 2, and this simulator replays version 1"),
         ("1-v99-12345678", "is for 'v99', which is no target"),
         ("1-v6e-12345678-99999999999.1", "has more than 10,000,000 choices"),
-        ("1-v6e-12345678" + "-1.2" * 99 + "x", r"\.\.\.' is no schedule"),
+        ("1-v6e-12345678" + "-1.2" * 99 + "x", r"\.\.\.' is no witness"),
     ],
 )
 def test_a_text_that_is_no_witness(text, problem):
@@ -193,37 +197,6 @@ def test_a_callback_is_repeated_by_no_choice(decides):
     result = explore(call, target="v6e")
     assert (result.verdict, result.confirmed, result.witness) == ("open", False, None)
     assert "a callback or the time does" in result.stopped
-
-
-def polls(devices: int) -> Callable[[], Any]:
-    """Return a call in which each device signals all others, and looks until all have come."""
-    mesh = jax.make_mesh((devices,), ("x",), devices=jax.devices()[:devices])
-
-    def body(o_ref, sem):
-        me = jax.lax.axis_index("x")
-        for distance in range(1, devices):
-            pl.semaphore_signal(sem, 1, device_id=(me + distance) % devices)
-        o_ref[0] = jax.lax.while_loop(
-            lambda count: count < devices - 1, lambda _: pl.semaphore_read(sem), 0
-        )
-        pl.semaphore_wait(sem, devices - 1)
-
-    call = pl.pallas_call(
-        body,
-        out_shape=jax.ShapeDtypeStruct((1,), jnp.int32),
-        out_specs=pl.BlockSpec(memory_space=pltpu.SMEM),
-        scratch_shapes=[pltpu.SemaphoreType.REGULAR],
-        compiler_params=pltpu.CompilerParams(has_side_effects=True),
-    )
-    return jax.shard_map(call, mesh=mesh, in_specs=(), out_specs=P("x"), check_vma=False)
-
-
-@pytest.mark.parametrize("devices", [3, 8])
-def test_a_loop_that_looks_has_one_order(devices):
-    """A round that sees too little is none, and is tried once for each count."""
-    result = explore(polls(devices), target="v6e")
-    assert (result.verdict, result.classes) == ("proved", 1)
-    assert result.runs <= 10 + devices * (devices - 1)
 
 
 def test_a_loop_that_looks_for_what_never_comes():
@@ -299,44 +272,49 @@ def test_copies_of_one_core_move_by_choice():
     assert simulate(copied_twice, jnp.ones((8, 128)), witness=result.witness).findings
 
 
-def counted_by_two(permits: int) -> Exploration:
-    """Explore two threads that count up in memory, of which so many may do so at a time."""
+def counted_by_four(permits: int) -> Exploration:
+    """Explore threads that count up in memory, while they have one of the permits.
+
+    Two take it from a semaphore and give it to another one, where two others take it from.
+    """
 
     def new() -> tuple[Machine, Callable[[], Any]]:
         machine = Machine()
 
         def run() -> Any:
             machine.choices.begin(jax.make_jaxpr(lambda: 0)())
-            root, lock, memory = Thread(machine), Semaphore("lock", "regular"), np.zeros(1)
+            root, memory = Thread(machine), np.zeros(1)
+            semaphores = [Semaphore(name, "regular") for name in ("there", "back")]
             machine.choices.name(memory, "memory")
-            signal(root, lock, permits)
+            signal(root, semaphores[0], permits)
 
             def work(thread: Thread) -> None:
-                wait(thread, lock, 1, "")
+                number = threads.index(thread) % 2
+                wait(thread, semaphores[number], 1, "")
                 record_access(thread, memory, "write", "memory", "")
                 memory[0] += 1
-                signal(thread, lock, 1)
+                signal(thread, semaphores[1 - number], 1)
 
-            threads = [root.child(Owner(core=number)) for number in range(2)]
+            threads = [root.child(Owner(core=number)) for number in range(4)]
             run_concurrently(root, threads, work)
             report_disorder(machine, machine.recording)
             return memory
 
         return machine, run
 
-    return explore_runs(new, 100)
+    return explore_runs(new, 200)
 
 
 def test_an_exhausted_search_withdraws_a_finding():
-    """The proof of order does not know locks, so it finds a race."""
-    result = counted_by_two(permits=1)
+    """The proof of order looks at one semaphore at a time, so it finds a race."""
+    result = counted_by_four(permits=1)
     assert (result.verdict, result.findings) == ("proved", ())
     assert result.runs > 2
 
 
 def test_a_race_that_changes_nothing_stays():
     """A run has the accesses in the other order, with the same values."""
-    result = counted_by_two(permits=2)
+    result = counted_by_four(permits=2)
     assert (result.verdict, result.confirmed, result.differs) == ("wrong", True, False)
     assert [finding.kind for finding in result.findings] == ["race"]
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pytest
 from pallas_test_support.order_programs import (
@@ -12,12 +14,15 @@ from pallas_test_support.order_programs import (
     Wait,
     claims,
     compare,
+    draw,
+    draw_locks,
 )
 
 from pallas_sim.findings import Owner
 from pallas_sim.order import disorder as order_findings
-from pallas_sim.order import happens_before as module
+from pallas_sim.order import races as module
 from pallas_sim.order.disorder import disorder
+from pallas_sim.order.happens_before import happens_before
 from pallas_sim.recording import Copy, Event, Semaphore, Started, Touched, Waited
 
 #: A test compares so many programs, each in two runs.
@@ -28,7 +33,7 @@ PART = 500
     "part", [0, *(pytest.param(part, marks=pytest.mark.slow) for part in range(1, 5))]
 )
 def test_claims_are_what_holds_in_all_interleavings(part):
-    compared = compare(range(part * PART, (part + 1) * PART), runs=2)
+    compared = compare(range(part * PART, (part + 1) * PART), runs=2, drawn=draw)
     assert compared.programs > 0.99 * PART
     assert compared.runs == 2 * compared.programs
     weak = {"read, two semaphores"}  # see docs/simulator.md
@@ -41,10 +46,18 @@ def test_claims_are_what_holds_in_all_interleavings(part):
 
 def test_with_several_waiters_no_claim_is_wrong():
     programs = PART // 2
-    compared = compare(range(programs), runs=2, several_waiters=True)
+    drawn = partial(draw, several_waiters=True)
+    compared = compare(range(programs), runs=2, drawn=drawn)
     assert compared.runs > 1.5 * programs  # others end in a deadlock
     assert not compared.count("wrong"), compared.failed
     assert compared.count("weak", "order") < 0.02 * compared.count("exact", "order")
+
+
+def test_what_a_lock_keeps_apart_is_what_no_interleaving_brings_together():
+    compared = compare(range(PART // 2), runs=2, drawn=draw_locks)
+    assert compared.runs > 300  # others end in a deadlock
+    assert not compared.count("wrong") + compared.count("weak", "race"), compared.failed
+    assert compared.count("exact", "race") == compared.runs
 
 
 def claimed(order: list[int], *threads: tuple[Operation, ...]) -> list[list[list[int]]]:
@@ -128,9 +141,11 @@ def test_what_races_costs_no_more_than_it_is_long(monkeypatch):
     spent = []
     for copies in (100, 200):
         calls |= dict.fromkeys(calls, 0)
-        found = disorder(racing_copies(copies), [Owner(device=0), Owner(device=1)], seed=0)
-        assert len(found) == module.MOST
+        owners = [Owner(device=0), Owner(device=1)]
+        found = disorder(racing_copies(copies), owners, seed=0)
+        assert len({finding.key for finding in found}) == len(found) > 1
         spent.append(dict(calls))
+        assert len(happens_before(racing_copies(copies), owners).violations) == module.MOST
     assert spent[0]["_waits_on"] == spent[1]["_waits_on"] <= 2
     assert spent[1]["conflict"] <= 2 * spent[0]["conflict"]
     assert spent[1]["_signal_of"] <= 2 * spent[0]["_signal_of"] + 2

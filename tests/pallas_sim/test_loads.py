@@ -8,10 +8,10 @@ import pytest
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from pallas_sim import recorders as loads
+from pallas_sim import inspector as loads
 from pallas_sim.findings import Owner
+from pallas_sim.inspector import LoadRecorder, RecordedLoad, uninitialized_load
 from pallas_sim.machine import Machine, Thread
-from pallas_sim.recorders import LoadRecorder, RecordedLoad, uninitialized_load
 from pallas_sim.simulation import evaluate
 
 OF = {"copied": False, "owner": Owner(), "line": "k.py:3", "program": (1,), "kernel": "body"}

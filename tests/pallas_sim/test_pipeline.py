@@ -461,3 +461,76 @@ def test_cores_divide_the_first_parallel_dimension():
     assert [list(each) for each in divided((2, 3), [], Choices(), cores=2)] == [
         [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (1, 2)]
     ]
+
+
+def pipelined(x: Any, block: tuple[int, int]) -> Any:
+    """Twice ``x``, by blocks that ``emit_pipeline`` copies."""
+
+    def outer(x_ref, o_ref):
+        grid = tuple(map(pl.cdiv, x.shape, block))
+        spec = pl.BlockSpec(block, lambda i, j: (i, j))
+        pltpu.emit_pipeline(double, grid=grid, in_specs=[spec], out_specs=[spec])(x_ref, o_ref)
+
+    whole = pl.BlockSpec(memory_space=pl.ANY)
+    return call(outer, x, in_specs=[whole], out_specs=whole)
+
+
+@pytest.mark.parametrize("shape", [(20, 128), (20, 200), (4, 128), (20, 8), (17, 300)])
+@pytest.mark.parametrize("dtype", [np.float32, jnp.bfloat16])
+def test_emit_pipeline_copies_its_last_block_with_the_padding_of_tiles(shape, dtype):
+    x = array(*shape, dtype=dtype)
+    result = simulate(pipelined, x, (16, 128), target="v5e", jit=False)
+    np.testing.assert_array_equal(result.values, 2 * x)
+    assert not result.findings
+
+
+@pytest.mark.parametrize(
+    ("start", "count", "edge"), [(16, 8, False), (16, 16, True), (24, 8, True)]
+)
+def test_a_copy_may_end_in_the_padding_of_the_last_tile_only(start, count, edge):
+    def body(start_ref, x_ref, o_ref, sem):
+        rows = x_ref.at[pl.ds(start_ref[0], count)]
+        pltpu.make_async_copy(rows, o_ref, sem).start()
+        pltpu.make_async_copy(rows, o_ref, sem).wait()
+
+    x = array(20, 128)
+    kernel = pl.pallas_call(
+        body,
+        out_shape=jax.ShapeDtypeStruct((count, 128), x.dtype),
+        in_specs=[pl.BlockSpec(memory_space=pltpu.SMEM), pl.BlockSpec(memory_space=pl.ANY)],
+        scratch_shapes=[pltpu.SemaphoreType.DMA],
+    )
+    at = np.array([start], np.int32)
+    if edge:
+        with pytest.raises(BoundsError, match=r"copy from x_ref .* beyond its edge"):
+            simulate(kernel, at, x)
+        return
+    values = simulate(kernel, at, x).values
+    np.testing.assert_array_equal(values[:4], x[16:])
+    assert np.isnan(values[4:]).all()
+
+
+@pytest.mark.parametrize("slots", [1, 2, 3, 4])
+@pytest.mark.parametrize("seed", [0, 1])
+def test_three_steps_later_a_block_may_be_read_through_an_alias(slots, seed):
+    def body(x_ref, sum_ref, o_ref):
+        o_ref[...] = sum_ref[...] + x_ref[...]
+
+    x, sums = array(96, 128), np.zeros((8 * slots, 128), np.float32)
+    slot = pl.BlockSpec((8, 128), lambda i: (i % slots, 0))
+    kernel = pl.pallas_call(
+        body,
+        out_shape=like(sums),
+        grid=(12,),
+        in_specs=[ROWS, slot],
+        out_specs=slot,
+        input_output_aliases={1: 0},
+    )
+    result = simulate(kernel, x, sums, seed=seed)
+    kinds = [finding.kind for finding in result.findings]
+    if slots < 3:
+        # With one block, the window stays: it is neither written back nor fetched in between.
+        assert kinds == (["overwritten"] if slots == 2 else [])
+    else:
+        np.testing.assert_array_equal(result.values, x.reshape(-1, *sums.shape).sum(0))
+        assert not kinds

@@ -281,7 +281,7 @@ class TestTpu:
         function, array = shifts(3)
         handshake = group(synchronization(function, array), "signal", "free")
         assert handshake.seed is None
-        assert f"(shown by the schedule {handshake.witness})" in str(handshake)
+        assert f"(shown by the witness {handshake.witness})" in str(handshake)
         wrong = simulate(function, array, witness=handshake.witness, without=handshake.sites)
         assert not np.array_equal(simulate(function, array).values, wrong.values, equal_nan=True)
 

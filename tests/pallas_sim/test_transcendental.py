@@ -37,7 +37,6 @@ FUNCTIONS = {
     "lgamma": (3, 50, 22),
     "digamma": (2, 50, 12),
     "bessel_i0e": (-20, 20, 3),
-    "bessel_i1e": (-20, 20, 10),
 }
 #: In bfloat16 and float16, JAX composes these of functions that it rounds, one by one: expm1 until
 #: JAX 0.11 only.
@@ -142,15 +141,11 @@ def test_angles():
     [
         ("igamma", [(0.5, 10), (0.1, 20)], 60),
         ("igammac", [(0.5, 10), (0.1, 10)], 100),
-        ("zeta", [(1.5, 10), (0.5, 10)], 20),
-        ("polygamma", [(0, 4), (0.5, 10)], 60),
     ],
 )
 def test_special_functions_of_two(name, ranges, ulps):
     random = np.random.default_rng(0)
     x, y = (random.uniform(*each, 500).astype(np.float32) for each in ranges)
-    if name == "polygamma":
-        x = np.round(x)
     assert_within_ulps(getattr(lax, name), x, y, ulps=ulps)
 
 

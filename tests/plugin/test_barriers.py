@@ -97,3 +97,55 @@ def test_a_table_of_several_meshes(specs, tmp_path, capsys):
 def test_what_cannot_be_used(specs, capsys, words, problem):
     assert main(["barriers", *words.format(specs=specs).split()]) == 2
     assert problem.format(specs=specs) in capsys.readouterr().err
+
+
+# Reasons of the spec.
+
+KNOWN = """
+from barrier_specs import inputs, plus_one
+from pytest_pallas import KernelSpec
+
+SPEC = KernelSpec(name="known", kernel=plus_one, reference=lambda x, mesh: x + 1, inputs=inputs,
+                  meshes=({"x": (2, 4)},), redundant={redundant})
+"""
+
+REDUNDANT = "barrier_specs.py:11"
+
+
+def test_a_reason_in_the_table(specs, tmp_path, capsys):
+    (tmp_path / "known.py").write_text(
+        KNOWN.replace("{redundant}", repr({REDUNDANT: "others copy that", "told": "no"}))
+    )
+    assert main(["barriers", "known.py", "--mesh", "x=2", "--examples", "1"]) == 0
+    assert "stays: others copy that" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("redundant", "message"),
+    [
+        ({REDUNDANT: "others copy that"}, ""),
+        ({"told": "others copy that"}, ""),
+        (
+            {REDUNDANT: "others copy that", "k.py:1": "no reason"},
+            "redundant= has 'k.py:1', which is about no wait, signal, barrier or fence that an",
+        ),
+        (
+            {"body": "no reason"},
+            "redundant= has 'body', and entry barrier of body is needed: without, device",
+        ),
+    ],
+)
+def test_reasons_of_the_spec(project, redundant, message):
+    project.write(
+        barrier_specs=textwrap.dedent(SPECS),
+        known_spec=KNOWN.replace("{redundant}", repr(redundant)),
+    )
+    (record,) = project.records(
+        "--pallas-suite=known_spec", "--pallas-backend=tpu-sim", "--pallas-max-examples=8",
+        "--pallas-checks=none", "--pallas-sanitize=synchronization",
+    )  # fmt: skip
+    assert record["outcome"] == ("failed" if message else "passed")
+    assert message in record["message"]
+    notes = [note["text"] for note in record["notes"]]
+    reason = "others copy that"
+    assert [note.endswith(f": {reason}") for note in notes] == [reason in redundant.values()]

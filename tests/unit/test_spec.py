@@ -53,7 +53,7 @@ def test_a_tolerance_that_is_none():
     [
         (
             ["kernel.py:46"],
-            r"unreached must map a line or a name to a reason, not \['kernel.py:46'",
+            r"unreached must map a condition, line or name to a reason, not \['kernel.py:46'",
         ),
         ({"kernel.py:46": ""}, "to the reason why it need not run, not 'kernel.py:46' to ''"),
         ({"": "reason"}, "to the reason why it need not run, not '' to 'reason'"),
@@ -64,3 +64,11 @@ def test_a_tolerance_that_is_none():
 def test_what_need_not_run_has_a_reason(unreached, problem):
     with pytest.raises(SpecError, match=problem):
         KernelSpec(name="k", kernel=abs, reference=abs, inputs=st.just(()), unreached=unreached)
+
+
+def test_what_is_redundant_has_a_reason():
+    problem = "redundant must map a line or name, .* the reason why it stays, not 'k.py:46' to ''"
+    with pytest.raises(SpecError, match=problem):
+        KernelSpec(
+            name="k", kernel=abs, reference=abs, inputs=st.just(()), redundant={"k.py:46": ""}
+        )

@@ -241,6 +241,8 @@ class InlineFrame:
         first thread.
       space: the memory that it reaches.
       fence: called at a fence; its argument is whether the fence orders engines, too.
+      meet: called at a barrier of the block with its number, how many threads meet there, and
+        whether these wait for the others.
       values: by number.
       active: the threads that are in this branch, or None for all.
       rounds: of loops.
@@ -251,6 +253,7 @@ class InlineFrame:
     geometry: dict[str, tuple[int, int, int]]
     space: AddressSpace
     fence: Callable[[bool], None]
+    meet: Callable[[int, int, bool], None]
     values: dict[int, Any] = field(default_factory=dict[int, Any])
     active: Array | None = None
     rounds: int = 0

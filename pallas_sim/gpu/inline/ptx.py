@@ -147,21 +147,27 @@ def _nothing(_op: InlineOperation, *_: Any) -> None:
 @operation("gpu.barrier", "nvvm.barrier0", "nvvm.barrier")
 def _barrier(frame: InlineFrame, op: InlineOperation, *operands: Array) -> None:
     """Let threads meet: those of the second operand, or of the block."""
-    block = frame.geometry["block_dim"][0]
-    meet(frame, int(operands[-1].reshape(-1)[0]) if len(operands) > 1 else block, op.name)
+    numbers = [_one(operand, op.name) for operand in operands]
+    meet(frame, *numbers)
 
 
-def meet(frame: InlineFrame, count: int, name: str) -> None:
-    """Let threads meet at a barrier.
+def meet(frame: InlineFrame, number: int = 0, count: int | None = None, waits: bool = True) -> None:
+    """Let threads meet at a barrier of the block: so many, by default all of them."""
+    count = frame.geometry["block_dim"][0] if count is None else count
+    if count != frame.threads:  # those that run the code go on together anyway
+        frame.meet(number, count, waits)
+
+
+def _one(value: Array, name: str) -> int:
+    """Return a number that all threads have.
 
     Raises:
-      MissingRuleError: they are not those that run the code.
+      MissingRuleError: they have different ones.
     """
-    if count != frame.threads:
-        raise MissingRuleError(
-            f"{name} of {count} threads, in code that {frame.threads} threads run, is not "
-            "simulated: use plgpu.Barrier"
-        )
+    numbers = np.unique(value)
+    if numbers.size != 1:
+        raise MissingRuleError(f"{name} with a number of its own for each thread is not simulated")
+    return int(numbers[0])
 
 
 @operation("nvvm.fence.proxy")
@@ -297,9 +303,9 @@ def _execute(frame: InlineFrame, line: str, registers: dict[str, Array]) -> None
     if parts[0] in ("nanosleep", "griddepcontrol", "prefetch", "setmaxnreg"):
         return
     operands = _operands(rest)
-    if parts[0] == "bar" and "sync" in parts[1:]:
-        count = _read(operands[1], registers, "u32") if len(operands) > 1 else np.array([128])
-        meet(frame, int(count.reshape(-1)[0]), name)
+    if parts[0] in ("bar", "barrier") and ("sync" in parts or "arrive" in parts):
+        numbers = [_one(_read(operand, registers, "u32"), name) for operand in operands]
+        meet(frame, *numbers, waits="arrive" not in parts)
         return
     compute = INSTRUCTIONS.get(parts[0])
     if compute is None or not kinds:

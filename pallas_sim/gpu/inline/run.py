@@ -16,6 +16,7 @@ import numpy as np
 from pallas_sim.accesses import AccessKind, record_access
 from pallas_sim.dtypes import Array
 from pallas_sim.errors import MissingRuleError
+from pallas_sim.gpu.barriers import meet
 from pallas_sim.gpu.inline import arithmetic as arithmetic  # these register operations
 from pallas_sim.gpu.inline import ptx as ptx
 from pallas_sim.gpu.inline import references as references
@@ -57,8 +58,16 @@ def execute(
         if orders_engines:
             thread.recording.events.append(Fenced(thread.number))
 
+    def meet_others(number: int, threads: int, waits: bool) -> None:
+        if space.buffers:
+            raise MissingRuleError(
+                f"a barrier of {threads} threads between accesses to memory, in code that {count} "
+                "threads run, is not simulated: let an inline_mgpu of its own have the barrier"
+            )
+        meet(thread, number, threads, line, waits=waits)
+
     count = 32 * len(thread.lanes)
-    frame = InlineFrame(count, _first(thread), _geometry(thread), space, fence)
+    frame = InlineFrame(count, _first(thread), _geometry(thread), space, fence, meet_others)
     rows = slice(32 * thread.lanes[0], 32 * thread.lanes[0] + count)
     for layout, argument in zip(code.arguments, arguments, strict=True):
         if isinstance(layout, InlineRef):

@@ -35,8 +35,7 @@ from pytest_pallas.distribute.fleet.results import ResultReplayer
 from pytest_pallas.distribute.parts import divisible, keep_examples
 from pytest_pallas.distribute.shards import scope_of
 from pytest_pallas.isolate.isolator import isolator_of
-from pytest_pallas.isolate.messages import WorkerRequest, decoded, encoded
-from pytest_pallas.isolate.project import project_of
+from pytest_pallas.isolate.messages import WorkerRequest, decoded, encoded, project_of
 from pytest_pallas.isolate.supervise import opening_of
 from pytest_pallas.mutate.item import MutantsItem
 from pytest_pallas.options import place_of

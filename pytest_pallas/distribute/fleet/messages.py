@@ -13,8 +13,14 @@ from typing import Annotated, Any
 from pallas_sim.findings import Text
 from pytest_pallas.decoding import AsWritten, Exact, Matching
 from pytest_pallas.distribute.reports import PlainReport
-from pytest_pallas.isolate.messages import Change, WorkerReply, WorkerRequest, message
-from pytest_pallas.isolate.project import Difference, Project
+from pytest_pallas.isolate.messages import (
+    Change,
+    Difference,
+    Project,
+    WorkerReply,
+    WorkerRequest,
+    message,
+)
 from pytest_pallas.workers.process import JobResult
 
 #: The name of a file in a folder of goldens; see ``goldens.store``.

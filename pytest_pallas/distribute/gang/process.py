@@ -44,7 +44,7 @@ from pytest_pallas.isolate.messages import StepNote, decoded, encoded, plain_rep
 from pytest_pallas.isolate.worker import WorkerSession
 from pytest_pallas.options import Options
 from pytest_pallas.pytest_session import current
-from pytest_pallas.run.fuzzing import SharedFailureError, of_all
+from pytest_pallas.run.agreement import SharedFailureError, of_all
 
 #: Seconds without a heartbeat after which JAX counts a process as dead.
 HEARTBEAT = 20.0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 from typing import Any
 
 import jax
@@ -64,6 +65,17 @@ def test_an_arrival_orders_what_came_before(seed):
     found = simulate(handed_over(), X, target="h100", seed=seed)
     np.testing.assert_array_equal(found.values, X[:16] * 2)
     assert kinds(found) == []
+
+
+@pytest.mark.parametrize("body", [handed_over(), handed_over(wait=False)])
+def test_a_run_is_freed(body):
+    def count() -> int:
+        gc.collect()
+        return sum(type(thing) is Machine for thing in gc.get_objects())
+
+    before = count()
+    simulate(body, X, target="h100")
+    assert count() == before
 
 
 @pytest.mark.parametrize("seed", SEEDS)

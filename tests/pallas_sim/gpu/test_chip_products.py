@@ -168,6 +168,25 @@ def test_the_definition(adding: Accumulation, dtype: str) -> None:
         ).all()
 
 
+@pytest.mark.parametrize("adding", _KNOWN)
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float8_e4m3fn"])
+@pytest.mark.parametrize("largest", [2, 16, 192])
+@pytest.mark.parametrize("before", [0.0, 1.0, 2.0**-10, 2.0**23])
+def test_the_definition_for_integers(
+    adding: Accumulation, dtype: str, largest: int, before: float
+) -> None:
+    """Nothing is cut off of small ones, so they are added at once; of large ones something is."""
+    rng = np.random.default_rng(largest)
+    a, b = (
+        rng.integers(-largest, largest + 1, shape).astype(np.float32).astype(dtype)
+        for shape in ((2, 70), (70, 3))
+    )
+    c = (rng.integers(-9, 10, (2, 3)) * before).astype(np.float32)
+    least = int(ml_dtypes.finfo(dtype).minexp)
+    product = tensor_product(a.dtype, b.dtype, np.float32, 70, accumulation=adding)
+    assert (bits(product(a, b, c)) == bits(by_definition(a, b, c, adding, least))).all()
+
+
 def test_float8_keeps_13_bits_of_the_largest_term() -> None:
     """Terms are cut off toward zero; the accumulator and each group of 32 count."""
     a, b = np.zeros((1, 64), _E4M3), np.ones((64, 1), _E4M3)

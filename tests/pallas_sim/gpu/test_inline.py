@@ -16,7 +16,7 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith, gpu, llvm, math, memref, nvvm, scf, vector
 
 from pallas_sim import simulate
-from pallas_sim.errors import BoundsError, MissingRuleError
+from pallas_sim.errors import BoundsError, DeadlockError, MissingRuleError
 
 STRIDED = plgpu.Layout.WG_STRIDED((512,), vec_size=4)
 
@@ -524,3 +524,77 @@ def test_parts_of_a_reference_are_addressed() -> None:
     kernel = plgpu.kernel(body, out_type=jax.ShapeDtypeStruct((4, 3), jnp.float32))
     x = np.arange(64, dtype=np.float32).reshape(8, 8)
     np.testing.assert_array_equal(simulate(kernel, x, target="h100").values, x[1:4, 4:8].T)
+
+
+def in_turns(*, meets: bool = True, rounds: int = 3, threads: int = 256, comes: bool = True) -> Any:
+    """A kernel whose second warpgroup reads what the first writes, at barriers with numbers.
+
+    Args:
+      meets: whether the second one waits for the first.
+      rounds: how often.
+      threads: for which the first one says that a barrier is.
+      comes: whether the second one says that it has read.
+    """
+
+    def at(way: str, name: int, count: int = 256) -> None:
+        @plgpu.inline_mgpu()
+        def meet(_: Any) -> None:
+            void, text = ir.Type.parse("!llvm.void"), f"bar.{way} {name}, {count};"
+            llvm.inline_asm(void, [], text, "", has_side_effects=True)
+
+        meet()
+
+    def body(x: Any, o: Any, box: Any) -> None:
+        group = jax.lax.axis_index("wg")
+
+        @pl.loop(0, rounds)
+        def _(step: Any) -> None:
+            @pl.when(group == 0)
+            def _() -> None:
+                pl.when(step > 0)(lambda: at("sync", 9))
+                box[...] = x[step]
+                at("arrive", 8, threads)
+
+            @pl.when(group == 1)
+            def _() -> None:
+                if meets:
+                    at("sync", 8)
+                o[step] = box[...]
+                if comes:
+                    pl.when(step < rounds - 1)(lambda: at("arrive", 9))
+
+    return plgpu.kernel(
+        body,
+        out_type=jax.ShapeDtypeStruct((rounds, 512), jnp.float32),
+        scratch_types=[plgpu.SMEM((512,), jnp.float32)],
+        num_threads=2,
+        thread_name="wg",
+    )
+
+
+def test_warpgroups_meet_at_barriers_with_numbers() -> None:
+    x = np.arange(1536, dtype=np.float32).reshape(3, 512)
+    for seed in range(4):
+        result = simulate(in_turns(), x, target="h100", seed=seed)
+        np.testing.assert_array_equal(result.values, x)
+        assert not result.findings
+
+
+def test_a_warpgroup_that_does_not_wait_at_its_barrier_is_a_race() -> None:
+    x = np.ones((1, 512), np.float32)
+    result = simulate(in_turns(meets=False, rounds=1), x, target="h100")
+    assert [each.kind for each in result.findings] == ["race"]
+    assert result.findings[0].ref == "box"
+
+
+def test_a_barrier_with_a_number_where_others_never_come_is_a_deadlock() -> None:
+    x = np.ones((2, 512), np.float32)
+    with pytest.raises(DeadlockError, match=r"barrier 9.*needs 256 threads, has 128"):
+        simulate(in_turns(rounds=2, comes=False), x, target="h100")
+
+
+def test_a_barrier_with_a_number_is_for_as_many_threads_on_both_sides() -> None:
+    x = np.ones((1, 512), np.float32)
+    result = simulate(in_turns(rounds=1, threads=384), x, target="h100")
+    kinds = {each.kind: each.message for each in result.findings}
+    assert kinds["phase"] == "barrier 8 is for 256 threads, and here for 384"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import subprocess
@@ -150,3 +151,28 @@ def test_a_file_of_results_is_written_without_a_kernel(tmp_path):
 
 def test_a_plain_run_says_nothing(tmp_path):
     assert "pallas: jax" not in run(tmp_path, "def test_nothing(): pass", fresh=True)
+
+
+COLLECTED = """
+    import gc
+
+    def test_before():
+        assert gc.get_threshold()[0] == {most}
+
+    def test_add(pallas_check):
+        pass
+"""
+
+
+@pytest.mark.parametrize(("own", "most"), [(700, 20_000), (50_000, 50_000), (0, 0)])
+def test_the_garbage_collector_runs_seldom(pytester, own, most):
+    """Until the session ends. A process that collects less often, or never, goes on so."""
+    pytester.makepyfile(textwrap.dedent(COLLECTED).format(most=most))
+    usual = gc.get_threshold()
+    try:
+        gc.set_threshold(own, 10, 10)
+        result = pytester.runpytest_inprocess("--pallas-seed=1")
+        assert gc.get_threshold()[0] == own
+    finally:
+        gc.set_threshold(*usual)
+    result.assert_outcomes(passed=2)

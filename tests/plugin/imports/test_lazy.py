@@ -12,9 +12,7 @@ import pytest
 HEAVY = ("jax", "jaxlib", "numpy", "ml_dtypes", "hypothesis", "rich")
 
 
-@pytest.mark.parametrize(
-    "module", ["pytest_pallas", "pytest_pallas.plugin", "pytest_pallas.simulator"]
-)
+@pytest.mark.parametrize("module", ["pytest_pallas", "pytest_pallas.plugin"])
 def test_an_import_of_the_package_loads_no_heavy_module(module):
     code = f"import sys, {module}; print(sorted(set({HEAVY}) & sys.modules.keys()))"
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -59,17 +57,6 @@ def test_every_public_name_can_be_imported():
     assert dir(pytest_pallas) == pytest_pallas.__all__
     with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
         pytest_pallas.nothing  # noqa: B018
-
-
-def test_the_simulator_under_its_former_name():
-    """It has the same names."""
-    import pallas_sim
-    from pytest_pallas import simulator
-
-    assert all(getattr(simulator, name) is getattr(pallas_sim, name) for name in dir(simulator))
-    assert dir(simulator) == pallas_sim.__all__
-    with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
-        simulator.nothing  # noqa: B018
 
 
 #: All that a run without a Pallas test imports of this package.

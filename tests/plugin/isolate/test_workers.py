@@ -200,3 +200,40 @@ def test_a_test_can_end_the_session(project):
     result = run(project)
     assert result.ret == 7
     assert "no more" in result.stdout.str()
+
+
+DEEP = """
+import faulthandler, os, signal
+import jax
+from jax.experimental import pallas as pl
+from pytest_pallas import KernelSpec, strategies as pst
+
+def body(x, o):
+    o[...] = x[...]
+    pl.when(pl.program_id(0) >= 3)(lambda: o.__setitem__(..., x[...] + 0))
+
+def same(x):
+    if x.shape[0] > 32:
+        faulthandler.disable()
+        os.kill(os.getpid(), signal.SIGSEGV)
+    block = pl.BlockSpec((8, 128), lambda i: (i, 0))
+    return pl.pallas_call(
+        body, x, grid=(x.shape[0] // 8,), in_specs=[block], out_specs=block
+    )(x)
+
+INPUTS = pst.arrays("m 128", multiple_of=8, dtype="float32", max_dim=128)
+SPEC = KernelSpec(
+    name="same", kernel=same, reference=lambda x: x, inputs=INPUTS, vmappable=False,
+    backends=["tpu-sim"],
+)
+"""
+
+
+def test_an_example_that_had_grown_and_ended_its_process_is_shrunk(project):
+    """It is none of the plan, so it is drawn again by its sizes and choices."""
+    (project.path / "specs.py").write_text(DEEP)
+    result = run(
+        project, "--pallas-suite=specs", "--pallas-checks=forward", "--pallas-shrink-time=60"
+    )
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(["*SIGSEGV*", "*drawn*m=40 *", "*--pallas-replay=A*"])

@@ -77,7 +77,7 @@ def test_the_ini_file_is_named(project):
             "witness, timeout, isolate, shrink_time, missing",
         ),
         ("schedules=0", "mark pallas(schedules=...): must be the most runs of a call, at least 1"),
-        ("witness='soon'", "mark pallas(witness=...): 'soon' is no schedule"),
+        ("witness='soon'", "mark pallas(witness=...): 'soon' is no witness"),
         ("backends='nope'", "unknown backend 'nope'. Valid: auto, all, interpret"),
         ("backends='interpret:v6e'", "unknown target 'v6e' of backend 'interpret'"),
         ("targets=['v7']", "the pallas mark names unknown targets ['v7']; known: a100"),

@@ -86,7 +86,7 @@ def test_a_failure_names_an_order_that_runs_again(project):
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ("soon", "--pallas-witness: 'soon' is no schedule"),
+        ("soon", "--pallas-witness: 'soon' is no witness"),
         ("9-v6e-3fa29c1d-12.1", "has version 9, and this simulator replays version"),
         ("1-v99-3fa29c1d-12.1", "is for 'v99', which is no target"),
     ],
@@ -102,7 +102,7 @@ def test_an_order_of_another_call_is_told_in_one_sentence(project):
     witness = "1-v6e-00000000-3.1"
     (record,) = records(project, f"--pallas-witness={witness}", "-k", "schedule").values()
     assert record["error_type"] == "OptionError"
-    assert f"--pallas-witness={witness}: the schedule is of call 00000000" in record["message"]
+    assert f"--pallas-witness={witness}: the witness is of call 00000000" in record["message"]
 
 
 def test_a_budget_of_no_runs(project):

@@ -262,3 +262,21 @@ def test_what_need_not_run(suite, reasons, notes):
     assert all(map(str.startswith, others, notes))
     assert ("(4 of 4 ways)" in written) is (not notes)
     assert ("DA:11,0" in (suite.path / "cov.info").read_text()) is bool(notes)
+
+
+@pytest.mark.parametrize("shard", [False, True])
+def test_a_reason_for_nothing_fails_the_run(suite, shard, monkeypatch, capsys):
+    monkeypatch.chdir(suite.path)
+    reasons = 'backends=["tpu-sim"], unreached={"x[0, 0] > 100": "too large"}, name="double",'
+    (suite.path / "specs.py").write_text(SPECS.replace('name="double",', reasons))
+    options = ["--pallas-results=all.json"] + ["--pallas-shard=1/2"] * shard
+    result = suite.run(*RUN, "--pallas-checks=forward", *options)
+    text = (
+        "unreached= of double: 'x[0, 0] > 100' is no condition, line or name of its kernels: "
+        "correct it, or remove it"
+    )
+    assert (text in result.stdout.lines) is not shard
+    assert result.ret == (pytest.ExitCode.OK if shard else pytest.ExitCode.TESTS_FAILED)
+    capsys.readouterr()
+    assert main(["merge", "all.json"]) == 1
+    assert text in capsys.readouterr().out

@@ -38,6 +38,10 @@ WRONG = {
         'name="bad", kernel=add, backends=("tpu-interprett",)',
         "unknown backends ['tpu-interprett']; valid: gpu",
     ),
+    "unknown target": (
+        'name="bad", kernel=add, backends=("tpu-sim:v7x",)',
+        "unknown target 'v7x' of backend 'tpu-sim'; its targets: v4, v5e, v5p, v6e, tpu7x",
+    ),
     "unknown backend in xfail": (
         'name="bad", kernel=add, xfail={"nope": ExpectedFailure(reason="#1", jax="0.12")}',
         "unknown backends ['nope']; valid: gpu",

@@ -22,7 +22,7 @@ from pallas_sim.cores import BlockMesh, run_concurrently
 from pallas_sim.errors import DeadlockError
 from pallas_sim.exploration.explorer import Redundant
 from pallas_sim.exploration.orders import ReducedOrder
-from pallas_sim.exploration.search import Search
+from pallas_sim.exploration.reduction import Search
 from pallas_sim.findings import Owner
 from pallas_sim.gpu.barriers import arrive, test, wait
 from pallas_sim.gpu.engines import LaunchEngines, complete, end_block, finish, start

@@ -12,6 +12,7 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import combinations
 from random import Random
 from typing import Any
 
@@ -454,6 +455,34 @@ def _draw_copy(random: Random, draft: _Draft, thread: int) -> None:
         draft.counts[number] += copy.size  # type: ignore[index]
 
 
+def draw_locks(random: Random) -> Program:
+    """Draw a program of threads that take from a semaphore and give back, most of them as a lock.
+
+    A second semaphore lets one thread signal another, and some threads meet.
+    """
+    count = random.choice((2, 2, 3))
+    held = random.choice((1, 1, 2))
+    threads: list[list[Operation]] = [[] for _ in range(count)]
+    threads[0].append(Signal(0, random.choice((held, held, held, 2 * held))))
+    meetings = 0
+    for _ in range(random.randint(count, 5)):
+        thread = random.randrange(count)
+        section: list[Operation] = [Wait(0, held), Signal(0, held)]
+        if random.random() < 0.15:
+            del section[random.randrange(2)]
+        if random.random() < 0.3:
+            extra = Signal(1, 1) if random.random() < 0.7 else Wait(1, 1, takes=False)
+            section.insert(random.randint(0, len(section)), extra)
+        if random.random() < 0.15:
+            other = random.choice([each for each in range(count) if each != thread])
+            meeting = Meet(tuple(sorted((thread, other))), meetings)
+            meetings += 1
+            section.insert(random.randint(0, len(section)), meeting)
+            threads[other].append(meeting)
+        threads[thread] += section
+    return Program(tuple(map(tuple, threads)), 2, (), 0)
+
+
 @dataclass(eq=False)
 class Comparison:
     """How the claims of the monitor compare with the truth.
@@ -485,33 +514,33 @@ class Comparison:
 MOST_STATES = 20_000
 
 
-def compare(seeds: Sequence[int], *, runs: int, several_waiters: bool = False) -> Comparison:
+def compare(seeds: Sequence[int], *, runs: int, drawn: Callable[[Random], Program]) -> Comparison:
     """Compare what the monitor claims of random runs of random programs with all their runs.
 
     Kinds of claims are ``"order"`` (how far another thread has come), ``"read"`` and ``"written"``
     (whether a copy has read its source, and written its target; ``"read, two semaphores"`` of one
-    that adds to two), and ``"race"`` (whether two accesses have no order).
+    that adds to two), and ``"race"`` (whether
+    two threads are never at accesses at the same time).
 
     Args:
       seeds: of the programs.
       runs: of each program.
-      several_waiters: see ``draw``.
+      drawn: gives a program.
     """
     comparison = Comparison()
     for seed in seeds:
         random = Random(seed)
-        program = draw(random, several_waiters=several_waiters)
+        program = drawn(random)
         states = reachable(program, MOST_STATES)
         if states is None:
             continue
         comparison.programs += 1
         comparison.states += len(states)
-        true = truth(program, states)
         for order in (run(program, random) for _ in range(runs)):
             if order is None:  # a deadlock: a thread took what another one needs
                 continue
             comparison.runs += 1
-            for kind, claimed, known in _claims(program, order, true, random):
+            for kind, claimed, known in _claims(program, order, states, random):
                 wrong = int((claimed > known).sum())
                 weak = int((claimed < known).sum())
                 comparison.claims[kind, "wrong"] += wrong
@@ -524,10 +553,11 @@ def compare(seeds: Sequence[int], *, runs: int, several_waiters: bool = False) -
 
 
 def _claims(
-    program: Program, order: Sequence[int], true: Sequence[Array], random: Random
+    program: Program, order: Sequence[int], states: set[State], random: Random
 ) -> Iterator[tuple[str, Array, Array]]:
     """The kinds of claims about a run, with what is claimed and what is so."""
     count, copies = len(program.threads), len(program.copies)
+    true = truth(program, states)
     for thread, claimed in enumerate(claims(program, order)):
         known = true[thread]
         others = [other for other in range(count) if other != thread]
@@ -538,11 +568,19 @@ def _claims(
             kind = "read, two semaphores" if both else "read"
             yield kind, claimed[:, at], known[:, at]
             yield "written", claimed[:, at + copies], known[:, at + copies]
-    one, other = random.sample(range(count), 2)
-    points = [(each, random.randint(0, len(program.threads[each]))) for each in (one, other)]
-    (first, start), (second, end) = points
-    ordered = true[second][end][first] > start or true[first][start][second] > end
-    yield "race", np.array([not races(program, order, points)]), np.array([ordered])
+    accesses = random.choice((1, 1, 2))
+    points = [
+        (thread, random.randint(0, len(program.threads[thread])))
+        for thread in random.sample(range(count), 2)
+        for _ in range(accesses)
+    ]
+    apart = not any(
+        state[first] == start and state[second] == end
+        for (first, start), (second, end) in combinations(points, 2)
+        if first != second
+        for state in states
+    )
+    yield "race", np.array([not races(program, order, points)]), np.array([apart])
 
 
 def races(program: Program, order: Sequence[int], points: Sequence[tuple[int, int]]) -> bool:

@@ -18,6 +18,10 @@ from pallas_test_support.pinned_xla import require_pin
 LITERAL = {"xla_allow_excess_precision": False, "xla_backend_optimization_level": 0}
 
 
+#: Primitives around kernels that JAX evaluates.
+BY_JAX = {"rng_bit_generator"}
+
+
 def both(function: Callable[..., Any], *args: Any) -> list[tuple[Any, Any]]:
     """The results of the simulator, and those of JAX, leaf by leaf; no operation fell back."""
     return _paired(_simulated(function, *args), _for_xla(function)(*args))
@@ -47,7 +51,7 @@ def assert_same_bits(function: Callable[..., Any], *args: Any) -> None:
 
 def _simulated(function: Callable[..., Any], *args: Any) -> Any:
     simulated = simulate(function, *args)
-    assert not simulated.fallbacks, simulated.fallbacks
+    assert set(simulated.fallbacks) <= BY_JAX, simulated.fallbacks
     return simulated.values
 
 

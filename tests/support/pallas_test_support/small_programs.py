@@ -16,7 +16,7 @@ from pallas_sim.errors import DeadlockError
 from pallas_sim.exploration import explorer as explorers
 from pallas_sim.exploration.explorer import ExploredStep, Redundant
 from pallas_sim.exploration.orders import ReducedOrder
-from pallas_sim.exploration.search import Search
+from pallas_sim.exploration.reduction import Search
 from pallas_sim.findings import Owner
 from pallas_sim.machine import Machine, Thread
 from pallas_sim.recording import Copy, Semaphore
@@ -29,6 +29,16 @@ ORDER = ("signal", "signal", "wait", "wait", "look", "change", "poll")
 
 #: The same, and accesses to two elements of memory, by threads and by copies.
 MEMORY = ("signal", "signal", "wait", "poll", "read", "write", "copy")
+
+#: Operations of threads that all do the same; a number is relative to that of the thread.
+SYMMETRIC = ("signal", "signal", "wait", "look", "poll", "poll two", "poll odd")
+
+#: What the loops of polls wait for.
+ENOUGH = {
+    "poll": lambda count: count > 0,
+    "poll two": lambda count: count > 1,
+    "poll odd": lambda count: count % 2 == 1,
+}
 
 
 def random_program(seed: int) -> list[list[Small]]:
@@ -50,14 +60,31 @@ def random_program(seed: int) -> list[list[Small]]:
     return program
 
 
+def symmetric_program(seed: int) -> list[list[Small]]:
+    """Return the operations of two or three threads around a ring, which all do the same."""
+    chance = random.Random(seed)
+    threads, length = chance.choice([(2, 2), (2, 3), (3, 2)])
+    kinds, operations = list(SYMMETRIC), list[Small]()
+    for _ in range(length):
+        kind = chance.choice(kinds)
+        operations.append((kind, chance.randrange(threads)))
+        if kind.startswith("poll"):
+            kinds = ["signal", "signal", "wait", "look"]
+    return [
+        [(kind, (number + thread) % threads) for kind, number in operations]
+        for thread in range(threads)
+    ]
+
+
 def run_small(program: Sequence[Sequence[Small]], machine: Machine) -> str:
     """Run a small program, and return what it gave; what a thread sees decides what it does next.
 
-    ``look`` and ``read`` signal if they see something, ``poll`` looks until there is something, and
+    ``look`` and ``read`` signal if they see something, ``poll`` looks until there is enough, and
     ``copy`` is waited for at the end of its thread.
     """
     root = Thread(machine)
-    semaphores = [Semaphore(f"s{number}", "regular") for number in range(2)]
+    used = max(number for operations in program for _, number in operations) + 1
+    semaphores = [Semaphore(f"s{number}", "regular") for number in range(max(used, 2))]
     variables = [0, 0]
     memory = np.array([0, 1], np.int32)
     machine.choices.name(memory, "memory")
@@ -77,7 +104,7 @@ def run_small(program: Sequence[Sequence[Small]], machine: Machine) -> str:
         seen: list[int] = []
         copies: list[Copy] = []
         for kind, number in program[threads.index(thread)]:
-            semaphore, other = semaphores[number], semaphores[1 - number]
+            semaphore, other = semaphores[number], semaphores[number - 1]
             if kind == "signal":
                 signal(thread, semaphore, 1)
             elif kind == "wait":
@@ -86,9 +113,9 @@ def run_small(program: Sequence[Sequence[Small]], machine: Machine) -> str:
                 seen.append(look(thread, semaphore))
                 if seen[-1] > 1:
                     signal(thread, other, 1)
-            elif kind == "poll":
+            elif kind in ENOUGH:
                 mark = machine.choices.enter_round(thread, None, same=False)
-                while not (count := look(thread, semaphore)):
+                while not ENOUGH[kind](count := look(thread, semaphore)):
                     mark = machine.choices.enter_round(thread, mark, same=True)
                 seen.append(count)
             elif kind == "change":
@@ -135,7 +162,10 @@ class ExhaustiveOrder(ReducedOrder):
 
 
 def outcomes(
-    program: Sequence[Sequence[Small]], kind: type[ReducedOrder] = ReducedOrder, most: int = 0
+    program: Sequence[Sequence[Small]],
+    kind: type[ReducedOrder] = ReducedOrder,
+    most: int = 0,
+    **facts: Any,
 ) -> tuple[set[str], int]:
     """Return what the runs of a program give, and their number; at most so many, if that is not 0.
 
@@ -143,12 +173,13 @@ def outcomes(
       program: that runs in all orders of its accesses to memory, too.
       kind: makes the choices.
       most: runs.
+      facts: what is known of the program: see ``Explorer``.
     """
     given: set[str] = set()
     runs = Search()
     while runs.left and (not most or runs.count < most):
         machine = Machine()
-        machine.choices = explorer = kind(machine=machine, nodes=runs.nodes, memory=True)
+        machine.choices = explorer = kind(machine=machine, nodes=runs.nodes, memory=True, **facts)
         with contextlib.suppress(Redundant):
             given.add(run_small(program, machine))
         explorer.end()

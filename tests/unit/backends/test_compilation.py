@@ -25,7 +25,7 @@ from pallas_sim.errors import SimulationLimitError
 from pytest_pallas import errors
 from pytest_pallas.backends.protocol import Call, RunSettings
 from pytest_pallas.backends.registry import compiling, parse
-from pytest_pallas.checks.gradient import Vjp
+from pytest_pallas.checks.transformations import Vjp
 from pytest_pallas.compile.cuda import CUSTOM_CALLS as GPU_CALLS
 from pytest_pallas.compile.machine_code import Cost
 from pytest_pallas.compile.service import CompileReport

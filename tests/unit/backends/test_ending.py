@@ -83,9 +83,14 @@ def _collected():
 def test_the_limit_waits_where_an_exception_would_be_lost(begins, monkeypatch):
     lost = []
     monkeypatch.setattr(sys, "unraisablehook", lost.append)
-    with pytest.raises(SimulationLimitError), ending(0.05):
+
+    @ending(0.05)
+    def late():
         begins()
         time.sleep(1000)
+
+    with pytest.raises(SimulationLimitError):
+        late()
     assert lost == []
 
 

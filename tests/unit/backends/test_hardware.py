@@ -17,7 +17,7 @@ from pytest_pallas.backends import hardware, tracing
 from pytest_pallas.backends.hardware import compile_proven, prove
 from pytest_pallas.backends.protocol import Call, expected_warnings
 from pytest_pallas.backends.simulators import gpu_sim
-from pytest_pallas.checks.gradient import Vjp
+from pytest_pallas.checks.transformations import Vjp
 
 
 def _lowered():

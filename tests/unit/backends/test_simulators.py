@@ -18,7 +18,7 @@ from pallas_test_support.unknown_primitive import unknown
 
 from pallas_sim.errors import BoundsError, MissingRuleError, OptionError, SimulationLimitError
 from pytest_pallas import CapacityError, DmaError, NoPallasCallError, RaceError
-from pytest_pallas.backends.protocol import Call, Fill, RunSettings, Schedule
+from pytest_pallas.backends.protocol import Call, Fill, Outcome, RunSettings, Schedule
 from pytest_pallas.backends.registry import FAMILIES, parse, select
 from pytest_pallas.backends.simulators import tpu_sim
 from pytest_pallas.mutate import mutants_of
@@ -305,6 +305,19 @@ class TestWhatIsNotSimulatedYet:
             Call(function=function, args=(X,), settings=RunSettings(timeout=3))
         )
         assert type(outcome.error).__name__ == "DeadlockError"
+
+    def test_what_nothing_runs_says_what_the_simulator_lacks(self, monkeypatch):
+        def refuses(_backend, _call):
+            return Outcome(error=ValueError("interpret mode does not support it"))
+
+        simulator = completed()
+        monkeypatch.setattr(type(simulator.otherwise), "run", refuses)
+        outcome = simulator.run(Call(function=copy_of_unknown, args=(X,)))
+        assert isinstance(outcome.error, MissingRuleError)
+        text = (
+            "tpu-interpret does not run it, either: ValueError: interpret mode does not support it"
+        )
+        assert Note(text, "run") in outcome.notes
 
     @pytest.mark.parametrize("function", [kernels.add_one, kernels.copy_by_dma])
     def test_what_can_be_simulated_has_no_note(self, function):

@@ -11,7 +11,7 @@ from jax.experimental import pallas as pl
 
 from pytest_pallas import KernelError, MismatchError, NotApplicableError
 from pytest_pallas import strategies as pst
-from pytest_pallas.checks.blocks import blocks, requires_spec
+from pytest_pallas.checks.forward import blocks, requires_spec
 from pytest_pallas.checks.verdict import run_check
 from pytest_pallas.draw.arguments import Arguments
 from pytest_pallas.spec import KernelSpec

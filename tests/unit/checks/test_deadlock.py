@@ -13,7 +13,7 @@ from jax.experimental.pallas import tpu as pltpu
 from pallas_sim.errors import DeadlockError
 from pytest_pallas.backends.protocol import Call
 from pytest_pallas.backends.simulators import gpu_sim, tpu_sim
-from pytest_pallas.checks.deadlock import deadlock
+from pytest_pallas.checks.schedule import deadlock
 
 from . import rings
 

@@ -9,7 +9,7 @@ from jax.experimental.pallas import tpu as pltpu
 
 from pytest_pallas.backends.simulators import tpu_sim
 from pytest_pallas.checks.context import CheckContext
-from pytest_pallas.checks.determinism import determinism
+from pytest_pallas.checks.forward import determinism
 from pytest_pallas.draw.arguments import Arguments
 
 X = np.arange(64 * 128, dtype=np.int32).reshape(64, 128)

@@ -11,7 +11,7 @@ from pytest_pallas import NotApplicableError
 from pytest_pallas import strategies as pst
 from pytest_pallas.backends.simulators import gpu_sim
 from pytest_pallas.checks.context import CheckContext
-from pytest_pallas.checks.determinism import determinism
+from pytest_pallas.checks.forward import determinism
 from pytest_pallas.checks.schedule import Runs, schedule
 from pytest_pallas.draw.arguments import Arguments
 from pytest_pallas.run.standalone import check

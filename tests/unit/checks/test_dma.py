@@ -7,7 +7,7 @@ import pytest
 from pytest_pallas import DmaError
 from pytest_pallas.backends.protocol import Call, RunSettings
 from pytest_pallas.backends.simulators import tpu_sim
-from pytest_pallas.checks.dma import dma
+from pytest_pallas.checks.schedule import dma
 
 from . import rings
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from pytest_pallas.backends.interpreters import interpret
-from pytest_pallas.checks.check import Check
+from pytest_pallas.checks import Check
 from pytest_pallas.checks.context import CheckContext, CheckResult, ComparedOutputs
 from pytest_pallas.checks.golden import SAMPLE, GoldenRequest, Goldens, keeping
 from pytest_pallas.draw.arguments import Arguments

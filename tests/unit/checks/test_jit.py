@@ -8,7 +8,7 @@ import pytest
 
 from pytest_pallas import NotApplicableError
 from pytest_pallas.backends.protocol import RunSettings
-from pytest_pallas.checks.jit import jit
+from pytest_pallas.checks.forward import jit
 
 
 def traced(x):

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from pytest_pallas import Linear, NotApplicableError, SpecError
-from pytest_pallas.checks.linearity import divided, linearity
+from pytest_pallas.checks.relations import divided, linearity
 from pytest_pallas.draw.arguments import Arguments
 from pytest_pallas.draw.values import generate
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from pytest_pallas import NotApplicableError, Permuted, SpecError
-from pytest_pallas.checks.permutation import permutation, subjects
+from pytest_pallas.checks.relations import permutation, subjects
 from pytest_pallas.draw.arguments import Arguments
 
 

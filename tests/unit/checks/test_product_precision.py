@@ -16,14 +16,12 @@ from jax.experimental import pallas as pl
 
 from pytest_pallas import Linear
 from pytest_pallas.backends.simulators import gpu_sim, tpu_sim
-from pytest_pallas.checks.blocks import blocks
 from pytest_pallas.checks.context import ComparisonPeer, exactly, expect, product_precision
 from pytest_pallas.checks.cross import cross
-from pytest_pallas.checks.forward import forward
+from pytest_pallas.checks.forward import blocks, forward
 from pytest_pallas.checks.golden import GoldenRequest, Goldens, keeping
-from pytest_pallas.checks.gradient import gradient
-from pytest_pallas.checks.linearity import linearity
-from pytest_pallas.checks.vmap import vmap
+from pytest_pallas.checks.relations import linearity
+from pytest_pallas.checks.transformations import gradient, vmap
 from pytest_pallas.draw.arguments import Arguments
 from pytest_pallas.judge.tolerance import ProductPrecision
 from pytest_pallas.replay.goldens import Store

@@ -17,11 +17,8 @@ from pytest_pallas import NotApplicableError, RaceError
 from pytest_pallas.backends.interpreters import interpret, tpu_interpret
 from pytest_pallas.backends.protocol import Schedule
 from pytest_pallas.backends.simulators import Simulator, tpu_sim
-from pytest_pallas.checks.deadlock import deadlock
-from pytest_pallas.checks.dma import dma
 from pytest_pallas.checks.export import export
-from pytest_pallas.checks.races import races
-from pytest_pallas.checks.schedule import schedule
+from pytest_pallas.checks.schedule import deadlock, dma, races, schedule
 from pytest_pallas.checks.verdict import run_check
 from pytest_pallas.errors import facts_of
 from pytest_pallas.record import Orders

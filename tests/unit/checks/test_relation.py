@@ -10,7 +10,8 @@ import pytest
 
 from pytest_pallas import KernelSpec, Linear, NotApplicableError, Permuted, Relation, SpecError
 from pytest_pallas import strategies as pst
-from pytest_pallas.checks.relation import relation
+from pytest_pallas.backends.registry import FAMILIES
+from pytest_pallas.checks.relations import relation
 from pytest_pallas.draw.arguments import Arguments
 from pytest_pallas.run.nodes import problem_with
 
@@ -115,7 +116,9 @@ def test_what_a_spec_refuses():
 
 @pytest.mark.parametrize("asked", [Linear(1), Linear((0, 2)), Permuted({0: 0, 1: 0})])
 def test_positions_that_the_inputs_do_not_have(asked):
-    problem = problem_with(spec(relations=(asked,)), {}, ["interpret", "tpu-interpret"])
+    problem = problem_with(
+        spec(relations=(asked,)), {}, {family.name: family for family in FAMILIES}
+    )
     assert "inputs draw 1 positional arguments" in (problem or "")
     fine = spec(relations=(Linear(0), Permuted({0: 0}, output=0)))
-    assert problem_with(fine, {}, ["interpret"]) is None
+    assert problem_with(fine, {}, {family.name: family for family in FAMILIES}) is None

@@ -10,7 +10,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from pytest_pallas import NotApplicableError, check
-from pytest_pallas.checks.vmap import program, vmap
+from pytest_pallas.checks.transformations import vmap
 from pytest_pallas.draw.arguments import Arguments
 from pytest_pallas.judge.oracle import ExpectedCache
 
@@ -26,7 +26,7 @@ def numbered(n, *, rows):
     return counted(rows=rows) + n
 
 
-@pytest.mark.parametrize("ask", [vmap, program])
+@pytest.mark.parametrize("ask", [vmap, vmap.program])
 @pytest.mark.parametrize(("kernel", "args"), [(counted, ()), (numbered, (3,))])
 def test_a_call_without_arrays_has_no_batch(context_of, ask, kernel, args):
     context = context_of(kernel, kernel, arguments=Arguments(args, options={"rows": 8}))

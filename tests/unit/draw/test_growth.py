@@ -107,7 +107,7 @@ def test_nothing_grows_for_an_accepted_way():
     accepted = grown(
         pst.arrays("m n", multiple_of=TILES),
         late,
-        accepts=lambda one, way: (one.point, way) == (BRANCH, "true"),
+        accepts=lambda one, way, _: (one.point, way) == (BRANCH, "true"),
     )
     assert accepted == ([], {})
 
@@ -149,6 +149,18 @@ def test_a_condition_that_no_size_changes():
     sizes, reasons = grown(pst.arrays("m n", multiple_of=TILES), lambda *_: [branch(1, 0)])
     assert reasons == {(BRANCH, "false"): "no size of m or n changes it"}
     assert len(sizes) <= 4
+
+
+def test_a_condition_that_holds_for_no_index():
+    def kernel(sizes, options):
+        needs = {"true": (("program_id", 1), "<", 0)}
+        yield branch(0, sizes["m"] // 8, needs=needs)
+
+    sizes, reasons = grown(pst.arrays("m n", multiple_of=TILES), kernel)
+    assert not sizes
+    assert reasons == {
+        (BRANCH, "true"): "no size reaches it, because the index along grid axis 1 is never < 0"
+    }
 
 
 def test_a_way_that_a_program_rules_out_by_its_size():

@@ -5,14 +5,17 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 import pytest
+from hypothesis import strategies as st
 from jax.experimental import pallas as pl
 
 import pytest_pallas
 from pytest_pallas import KernelSpec
 from pytest_pallas import strategies as pst
 from pytest_pallas.draw.arrays import draw_once
+from pytest_pallas.draw.covering import Goal
 from pytest_pallas.draw.dims import STEP, around, probing
-from pytest_pallas.draw.examples import choose
+from pytest_pallas.draw.examples import ExampleSource, choose
+from pytest_pallas.record import Aspect
 from pytest_pallas.run.backends import learned
 
 
@@ -170,3 +173,46 @@ class TestLongAxes:
         spec = KernelSpec(name="short", kernel=kernel, reference=reference, inputs=inputs)
         with pytest.raises(pytest_pallas.MismatchError, match=r"float32\[65\d\d\d\]"):
             pytest_pallas.check(spec, checks=["forward"], backend="tpu-sim")
+
+
+def doubled_by_blocks(x, *, block, wrong=0):
+    """Twice x, or one more from the second block on if the block is wrong."""
+
+    def body(x_ref, o_ref):
+        o_ref[...] = x_ref[...] * 2 + (pl.program_id(0) > 0) * (block == wrong)
+
+    spec = pl.BlockSpec((block, x.shape[1]), lambda i: (i, 0))
+    shape = jax.ShapeDtypeStruct(x.shape, x.dtype)
+    grid = (pl.cdiv(x.shape[0], block),)
+    return pl.pallas_call(body, shape, grid=grid, in_specs=[spec], out_specs=spec)(x)
+
+
+def tuned(wrong=0):
+    """A spec of ``doubled_by_blocks`` whose blocks are drawn."""
+
+    def kernel(x, *, block):
+        return doubled_by_blocks(x, block=block, wrong=wrong)
+
+    inputs = pst.arguments(
+        pst.arrays("m n", dtype="float32"), tuning={"block": st.sampled_from([8, 16, 128])}
+    )
+    return KernelSpec(name="tuned", kernel=kernel, reference=lambda x: 2 * x, inputs=inputs)
+
+
+def test_the_largest_block_of_tuning_is_learned():
+    spec = tuned()
+    assert learned(spec, spec.inputs, None)[0] == {"m": (8, 128)}
+
+
+@pytest.mark.parametrize("wrong", [8, 16, 128])
+def test_each_block_of_tuning_is_exceeded(wrong):
+    with pytest.raises(pytest_pallas.MismatchError, match=f"block={wrong}"):
+        pytest_pallas.check(tuned(wrong), checks=["forward"], backend="tpu-sim")
+
+
+def test_an_example_has_the_choices_that_it_is_to_have():
+    """Hypothesis begins with the simplest example, whatever the plan is."""
+    source = ExampleSource(tuned().inputs)
+    block = Aspect("tuning", "block")
+    drawn, _ = source.aimed(0, Goal({"m": 1, "n": 1}, {block: "128"}))
+    assert drawn.tuning == {"block": 128}

@@ -264,18 +264,27 @@ def test_ties_are_far_apart_and_below_the_padding(dtype):
         assert np.ptp(where) >= 20
 
 
-def test_peaks_are_small_rows_beside_large_ones():
-    made = generate("peaks", (64, 300), as_dtype("float32"), seed=1)
+def test_peaks_are_small_rows_beside_large_ones_and_zeros():
+    made = generate("peaks", (65, 300), as_dtype("float32"), seed=1)
     largest = np.abs(made).max(axis=1)
-    assert (largest < 0.5).sum() == 16
-    assert (largest > 60).sum() == 48
-    assert (made.max(axis=1) <= 0).sum() == 16
+    assert (largest == 0).sum() == 13
+    assert (largest < 0.5).sum() == 26
+    assert (largest > 60).sum() == 39
+    assert (made.max(axis=1) < 0).sum() == 13
     single = made[(np.abs(made) > 5).sum(axis=1) == 1]
-    assert len(single) == 16
+    assert len(single) == 13
     assert len(set((np.argmax(single, axis=1) // 128).tolist())) == 3  # in any block
     assert np.isfinite(np.exp(made).sum())
     other = generate("peaks", (64, 300), as_dtype("float32"), seed=1, index=1)
     assert 8 < np.abs(other).max() < 30
+    assert (np.abs(other).max(axis=1) == 0).sum() == 8
+
+
+def test_of_some_peaks_half_of_the_rows_are_zeros():
+    draws = [generate("peaks", (64, 16), as_dtype("float32"), seed=seed) for seed in range(40)]
+    halves = [not made[32:].any() for made in draws]
+    assert 4 < sum(halves) < 20
+    assert all(made[:32].any() for made in draws)
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float8_e4m3fn", "int8", "int32", "uint8", "int4"])

@@ -220,8 +220,37 @@ class TestAliases:
     def test_read_where_it_is_written(self):
         assert kinds(self.shifted(0), X) == []
 
-    def test_read_ahead_wraps_around(self):
-        assert only(self.shifted(1), X).programs == ((0,), (7,))
+    def test_what_was_written_three_steps_before_is_there(self):
+        assert kinds(self.shifted(1), X) == []  # the last program reads what the first one wrote
+        assert kinds(self.shifted(-3), X) == []
+        assert only(self.shifted(-2), X).programs == ((0,), (2,))
+
+    def test_what_another_core_wrote_may_come_later(self):
+        def function(x):
+            specs = (
+                ((8, 128), lambda i, j: ((4 * i + j + 4) % 8, 0)),
+                (
+                    (8, 128),
+                    lambda i, j: (4 * i + j, 0),
+                ),
+            )
+            return call(
+                copy, (2, 4), specs[:1], specs[1], x.shape, input_output_aliases={0: 0},
+                compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel", "arbitrary")),
+            )(x)  # fmt: skip
+
+        assert only(function, X).programs == ((0, 0), (1, 0))
+
+    def test_more_buffers_are_filled_more_steps_ahead(self):
+        def function(x):
+            deep = pl.BlockSpec((8, 128), lambda i: ((i - 3) % 8, 0), pipeline_mode=pl.Buffered(3))
+            rows = pl.BlockSpec((8, 128), lambda i: (i, 0))
+            return pl.pallas_call(
+                copy, grid=(8,), in_specs=[deep], out_specs=rows, input_output_aliases={0: 0},
+                out_shape=x,
+            )(x)  # fmt: skip
+
+        assert ("alias", "x_ref") in kinds(function, X)
 
     def test_blocks_of_two_sizes(self):
         def body(x_ref, y_ref, o_ref):

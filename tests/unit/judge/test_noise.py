@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from pallas_sim.findings import SourceLine
-from pytest_pallas.checks.gradient import Vjp
+from pytest_pallas.checks.transformations import Vjp
 from pytest_pallas.draw.values import generate
 from pytest_pallas.judge.judgement import Expected, compare, compare_trees
 from pytest_pallas.judge.oracle import expected

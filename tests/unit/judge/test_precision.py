@@ -8,7 +8,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from pytest_pallas.checks.gradient import Vjp
+from pytest_pallas.checks.transformations import Vjp
 from pytest_pallas.judge.precision import precisions
 
 SINGLE = np.ones((4, 8), np.float32)

@@ -30,6 +30,11 @@ def test_relation(actual, sentence):
     assert relations(actual)[0].startswith(sentence)
 
 
+def test_a_factor_near_1_has_its_digits():
+    (sentence,) = relations(1.0002 * 1000 * RIGHT, 1000 * RIGHT)
+    assert sentence == "the wrong elements are 1.0002 times the oracle"
+
+
 def test_complex_factor_of_complex_numbers():
     for right in (RIGHT + 1j * RIGHT.T, np.array([[1, 1j, 3], [1j, 1, 3j]])):
         assert "are 0+2j times" in relations(2j * right, right)[0]

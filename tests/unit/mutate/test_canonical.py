@@ -9,7 +9,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 from pallas_test_support.mutated import VMEM, X, kernel, traced
 
-from pytest_pallas.mutate.canonical import canonical
+from pytest_pallas.mutate.programs import canonical
 
 
 def _of(function):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import json
 import os
 import signal
@@ -26,7 +25,7 @@ from pytest_pallas.replay.goldens import (
     from_json,
     to_json,
 )
-from pytest_pallas.replay.values import digest, dump
+from pytest_pallas.replay.values import digest
 
 pytest.importorskip("safetensors")
 
@@ -70,33 +69,6 @@ class TestWriting:
         for _ in range(2):
             store.put(*golden())
         assert len([path for path in store.folder.rglob("*") if path.is_file()]) == 3
-
-    @pytest.mark.parametrize("schema", [1, 2])
-    def test_goldens_of_earlier_versions_can_be_read(self, store: Store, schema: int) -> None:
-        """All of their arrays are in one file, and before schema 2 none was compressed."""
-        put, arrays = golden()
-        arrays = {name: np.tile(array, (50, 50)) for name, array in arrays.items()}
-        kinds = (("float32", (100, 150)),)
-        output = dataclasses.replace(
-            put.outputs[0], shape=(100, 150), digest=digest(arrays["out0"])
-        )
-        put = dataclasses.replace(
-            put, call=dataclasses.replace(put.call, kinds=kinds), outputs=(output,)
-        )
-        put = store.put(put, arrays)
-        now = sum(file.stat().st_size for file in (store.folder / "tensors").iterdir())
-        for file in (store.folder / "tensors").iterdir():
-            file.unlink()
-        content = dump(arrays, compressed=schema > 1)
-        name = hashlib.sha256(content).hexdigest()
-        (store.folder / "tensors" / f"{name}.safetensors").write_bytes(content)
-        plain = {**to_json(put), "schema": schema, "tensors": name}
-        del plain["arrays"]
-        (store.folder / "goldens" / f"{put.name}.json").write_text(json.dumps(plain))
-        (kept,) = store.goldens()
-        np.testing.assert_array_equal(store.outputs(kept)[""], arrays["out0"])
-        np.testing.assert_array_equal(store.inputs(kept)[0], arrays["in0"])
-        assert schema > 1 or now < len(content) / 10
 
     def test_each_array_has_one_file(self, store: Store) -> None:
         """Checks and backends share the arrays of a call, whatever they answer."""
@@ -171,9 +143,6 @@ class TestDamage:
     @pytest.mark.parametrize("name", ["../../secret", "/etc/passwd", "a" * 63, "A" * 64])
     def test_a_path_that_leads_elsewhere(self, store: Store, places: Any, name: str) -> None:
         plain = json.loads(places[0].read_text())
-        places[0].write_text(json.dumps({**plain, "tensors": name}))
-        with pytest.raises(GoldenError, match="tensors must be a SHA-256, not"):
-            self.only(store)
         places[0].write_text(json.dumps({**plain, "arrays": [plain["arrays"][0], name]}))
         with pytest.raises(GoldenError, match=r"arrays.* must be a SHA-256, not"):
             self.only(store)
@@ -181,7 +150,7 @@ class TestDamage:
     def test_an_array_that_no_file_is_named_for(self, store: Store, places: Any) -> None:
         plain = json.loads(places[0].read_text())
         places[0].write_text(json.dumps({**plain, "arrays": plain["arrays"][:1]}))
-        with pytest.raises(GoldenError, match=r"the array 'out0' of add forward-x2 .* is missing"):
+        with pytest.raises(GoldenError, match=r"an array of add forward-x2 .* is missing"):
             store.outputs(self.only(store))
 
     def test_a_foreign_file(self, store: Store, places: Any) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -124,10 +125,33 @@ def test_only_some_are_listed():
     assert len(notes(*many, every=True)) == 7
 
 
-def test_what_is_inside_of_what_never_ran_comes_last():
-    inner = reached("loop", "/a/k.py:12", {}, "one", "several")
-    [line] = notes(record(inner, LATE), every=True)
-    assert line.index("`step >= stages` was never true") < line.index("the loop never ran")
+INNER = reached("loop", "/a/k.py:50", {}, "one", "several", within=((LATE.point, "true"),))
+INMOST = reached("branch", "/a/k.py:51", {}, "true", within=((INNER.point, "several"),))
+
+
+def test_what_is_inside_of_what_never_ran_counts_and_is_said_with_that():
+    kernels = coverage.covered([record(LATE, INNER, INMOST)])
+    assert coverage.summary(kernels) == "coverage: 1 of 5 ways at 3 points of 1 kernel"
+    assert coverage.notes(kernels, every=True) == [
+        "never ran: deep: `step >= stages` was never true (k.py:46)"
+    ]
+
+
+def test_what_is_inside_of_what_need_not_run_need_not_either():
+    reasons = {"k.py:46 true": "one tile"}
+    kernels = coverage.covered([record(LATE, INNER, INMOST, unreached=reasons)])
+    assert coverage.summary(kernels) == "coverage: 1 of 1 ways at 3 points of 1 kernel"
+    assert coverage.notes(kernels) == []
+    entered = replace(INNER, counts={"one": 2}, missing=("several",), within=())
+    kernels = coverage.covered([record(EARLY, entered, INMOST, unreached=reasons)])
+    assert coverage.summary(kernels) == "coverage: 2 of 5 ways at 3 points of 1 kernel"
+
+
+def test_a_point_in_itself_has_no_reason():
+    """A function that calls itself while JAX traces it has one line for all of its conditions."""
+    own = replace(LATE, counts={}, missing=("true", "false"), within=((LATE.point, "true"),))
+    kernels = coverage.covered([record(own, unreached={"other": "no"})])
+    assert coverage.summary(kernels) == "coverage: 0 of 2 ways at 1 point of 1 kernel"
 
 
 def test_no_note_where_every_check_failed():
@@ -164,6 +188,19 @@ def test_a_reason_for_what_ran_is_stale():
     idle = [line for line in lines if "is about nothing that ran here" in line]
     assert [line.split("'")[1] for line in idle] == ["buf", "k.py:4", "a.py:46"]
     assert notes(record(EARLY, unreached={"k.py:46 true": "no", "k.py:46 false": "no"})) == [stale]
+
+
+def test_a_key_that_is_about_nothing_fails_a_run_of_all_simulators():
+    [kernel] = coverage.covered([record(LATE, unreached={"stages": "no"}, simulators=["tpu-sim"])])
+    assert coverage.notes([kernel]) != []
+    assert list(coverage.wrong_keys([kernel])) == [
+        "unreached= of deep: 'stages' is no condition, line or name of its kernels: correct it, "
+        "or remove it"
+    ]
+    part = record(LATE, unreached={"stages": "no"}, simulators=["tpu-sim", "gpu-sim"])
+    failed = replace(part, simulators=("tpu-sim",), outcome="failed")
+    assert list(coverage.wrong_keys(coverage.covered([part]))) == []
+    assert list(coverage.wrong_keys(coverage.covered([failed]))) == []
 
 
 def test_the_summary():

@@ -6,9 +6,7 @@ import ast
 from pathlib import Path
 
 import pytest_pallas
-from pytest_pallas.report import sections
-from pytest_pallas.report.section import Results, section
-from pytest_pallas.report.sections import declared_sections
+from pytest_pallas.report.section import _ORDER, MODULES, Results, declared_sections, section
 
 
 def test_every_module_with_a_declaration_is_found():
@@ -21,11 +19,11 @@ def test_every_module_with_a_declaration_is_found():
         if isinstance(decorator, ast.Call) and ast.unparse(decorator.func) == "section"
     }
     found = {each.lines.__module__.partition(".")[2] for each in declared_sections()}
-    assert found == declaring == set(sections.MODULES)
+    assert found == declaring == set(MODULES)
 
 
 def test_the_order_names_every_section_once():
-    assert tuple(each.name for each in declared_sections()) == sections._ORDER
+    assert tuple(each.name for each in declared_sections()) == _ORDER
 
 
 def test_what_is_not_quiet_is_left_out_with_q():

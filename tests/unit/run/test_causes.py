@@ -14,7 +14,7 @@ from pytest_pallas.checks.context import CheckResult
 from pytest_pallas.draw.arguments import Arguments
 from pytest_pallas.errors import facts_of
 from pytest_pallas.judge.judgement import compare
-from pytest_pallas.run.fuzzing import ANOTHER, SIMILAR, cause_of, distinct, title_of
+from pytest_pallas.run.causes import ANOTHER, SIMILAR, cause_of, distinct, title_of
 
 
 def wrong(actual, size=4, output=0, outputs=1, runs=1, **options):

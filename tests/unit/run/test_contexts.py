@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from pytest_pallas.budget import ExampleBudget
-from pytest_pallas.checks.check import Check
+from pytest_pallas.checks import Check
 from pytest_pallas.options import Options
 from pytest_pallas.run.check_run import with_goldens
 

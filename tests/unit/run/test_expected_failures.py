@@ -7,8 +7,7 @@ import pytest
 from pallas_sim.chips import TARGETS
 from pytest_pallas.backends.hardware import gpu, tpu
 from pytest_pallas.backends.simulators import gpu_sim, tpu_sim
-from pytest_pallas.checks.forward import forward
-from pytest_pallas.checks.jit import jit
+from pytest_pallas.checks.forward import forward, jit
 from pytest_pallas.run.backends import expected_failure
 from pytest_pallas.spec import ExpectedFailure, KernelSpec
 from pytest_pallas.strategies import arrays

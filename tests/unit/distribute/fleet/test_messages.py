@@ -9,6 +9,7 @@ import warnings
 from pytest_pallas.distribute.fleet.messages import Answer, FleetTask
 from pytest_pallas.distribute.fleet.messages import TestResult as Result
 from pytest_pallas.isolate.messages import (
+    Difference,
     PlainWarning,
     WorkerRequest,
     decoded,
@@ -16,7 +17,6 @@ from pytest_pallas.isolate.messages import (
     plain_warning,
     warning_of,
 )
-from pytest_pallas.isolate.project import Difference
 from pytest_pallas.pytest_session import Part
 from pytest_pallas.workers.process import JobResult
 
