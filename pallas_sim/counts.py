@@ -32,7 +32,7 @@ class _Ring:
     """What a run did with the slots of some memory.
 
     Attributes:
-      line: of the first copy.
+      line: of the first copy, store or wait.
       slots: how many there are.
       counts: how often a slot was first used, and again: by copies from it, and to it.
       used: the most uses of all slots together, in one run of the kernel.
@@ -142,25 +142,25 @@ class Coverage:
             ring.remote |= remote
             ring.sites.setdefault((site, *names), set()).add(slot)
 
-    def turn(self, site: SlotSite, kernel: str, operands: Sequence[Any]) -> None:
-        """Note that a store fills a slot, or that a wait is for one, without a copy.
+    def turn(self, site: SlotSite, thread: Any, operands: Sequence[Any]) -> None:
+        """Note that a store of a thread fills a slot, or that it waits for one, without a copy.
 
-        An equation that comes back to a slot from another one uses it again.
+        A thread that comes back to a slot from another one uses it again.
         """
         ref = operands[site.position]
         uses: dict[Any, Any] | None = ref.uses
-        if uses is None:
+        if uses is None or not thread.kernels:
             return
-        slot = int(operands[site.slot.position])
-        if uses.get(site) == slot:
+        who, slot, kernel = id(thread), int(operands[site.slot.position]), thread.kernels[-1]
+        if uses.get(who) == slot:
             return
-        uses[site] = slot
+        uses[who] = slot
         ring = self._turns.get((ref.name, kernel))
         if ring is None:
             ring = self._turns[ref.name, kernel] = _Ring(site.line, site.slots)
-        uses[site, slot] = count = uses.get((site, slot), 0) + 1
+        uses[who, slot] = count = uses.get((who, slot), 0) + 1
         ring.counts[True][count > 1] += 1
-        uses[site, "all"] = total = uses.get((site, "all"), 0) + 1
+        uses[who, "all"] = total = uses.get((who, "all"), 0) + 1
         ring.used = max(ring.used, total)
         ring.sites.setdefault((site, "", ""), set()).add(slot)
 

@@ -16,10 +16,10 @@ from typing import Literal, NamedTuple
 #:
 #: ``branch``: a condition (``pl.when``, ``lax.cond``) is ``true`` or ``false``; of ``lax.switch``,
 #: the number of the branch. ``loop``: ``none``, ``one`` or ``several`` rounds. ``ring``: a slot of
-#: buffers, barriers or semaphores that take turns is used ``first`` or ``again``. ``mask``: an
-#: array of booleans that selects or guards is ``full``, ``partial`` or ``empty``. ``block``: a
-#: block of the grid is ``whole`` or has an ``overhang``. ``revisit``: a block of an output is visited ``first``
-#: or ``again``. ``wait``: it was ``blocked``, or went on ``at once``.
+#: buffers, barriers or semaphores that take turns is used ``first`` or ``again``.
+#: ``mask``: an array of booleans that selects or guards is ``full``, ``partial`` or ``empty``.
+#: ``block``: a block of the grid is ``whole`` or has an ``overhang``. ``revisit``: a block of an
+#: output is visited ``first`` or ``again``. ``wait``: it was ``blocked``, or went on ``at once``.
 Kind = Literal["branch", "loop", "ring", "mask", "block", "revisit", "wait"]
 
 

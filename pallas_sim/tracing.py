@@ -133,13 +133,13 @@ def noting_questions() -> Generator[set[str]]:
 
     JAX traces a function once for the same shapes; then it asks nothing.
     """
-    outer, asked = _POSES.asked, set[str]()
-    _POSES.asked = asked
+    outer, questions = _POSES.questions, set[str]()
+    _POSES.questions = questions
     try:
-        yield asked
+        yield questions
     finally:
-        _POSES.asked = outer
-        outer |= asked
+        _POSES.questions = outer
+        outer |= questions
 
 
 # Devices that answer as those of a chip.
@@ -165,7 +165,7 @@ class _Poses(threading.local):
 
     def __init__(self) -> None:
         self.stack: list[_Pose] = []
-        self.asked: set[str] = set()
+        self.questions: set[str] = set()
 
     @property
     def last(self) -> _Pose | None:
@@ -236,7 +236,7 @@ def _answer(kind: type, name: str) -> Any:
         pose = _POSES.last
         if pose is not None and asks_for_the_chip(inspect.currentframe()):
             if name in pose.names:
-                _POSES.asked.add(name)
+                _POSES.questions.add(name)
                 return pose.answer(name)
             if name == "coords" and pose.device.platform == "tpu":
                 return [self.id, 0, 0]

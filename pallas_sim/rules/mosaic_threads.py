@@ -246,8 +246,8 @@ def _on_barrier(act: Callable[[GpuThread, Barrier, str], Any]) -> Callable[[Equa
             if not holds(predicate, operands):
                 return None
             barrier = named_barrier(thread, part, operands, line)
-            if turns is not None and thread.kernels:
-                thread.machine.coverage.turn(turns, thread.kernels[-1], operands)
+            if turns is not None:
+                thread.machine.coverage.turn(turns, thread, operands)
             if counts:
                 note_wait(thread, barrier.name, line, blocked=not is_passed(thread, barrier))
             result = act(thread, barrier, line)

@@ -93,8 +93,8 @@ def _swap(eqn: Equation) -> Evaluate:
 
     def evaluate(thread: Thread, ref: Ref, value: Any, *operands: Any) -> Any:
         all_operands = (ref, value, *operands)
-        if turns is not None and thread.kernels:
-            thread.machine.coverage.turn(turns, thread.kernels[-1], all_operands)
+        if turns is not None:
+            thread.machine.coverage.turn(turns, thread, all_operands)
         if places:
             ref = thread.elsewhere(ref, places, all_operands, eqn.line)
             all_operands = (ref, value, *operands)

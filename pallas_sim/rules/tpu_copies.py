@@ -237,8 +237,8 @@ def _wait(eqn: Equation) -> Evaluate:
         semaphore = semaphore_of(thread, operands, line)
         if semaphore is not None:
             amount = int(operands[value])
-            if turns is not None and thread.kernels:
-                thread.machine.coverage.turn(turns, thread.kernels[-1], operands)
+            if turns is not None:
+                thread.machine.coverage.turn(turns, thread, operands)
             note_wait(thread, semaphore.name, line, blocked=semaphore.count < amount)
             wait(thread, semaphore, amount, line, decrement=bool(operands[decrement]))
             thread.machine.coverage.close(semaphore)

@@ -315,9 +315,9 @@ def _traced(backend: Simulator, call: Call) -> Any:
     from pytest_pallas.backends.tracing import jitted, on_host
 
     static, arrays = on_host(call.with_settings(rewriting=None))
-    with backend.context(), noting_questions() as asked:
+    with backend.context(), noting_questions() as questions:
         traced = jitted(static).trace(arrays)
-    if "core_count" in asked:
+    if "core_count" in questions:
         _ASKING.add(call.function)
     return traced
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import importlib
+import importlib.util
 import json
 import os
 import signal
@@ -265,9 +266,7 @@ def _trace_all(job: Mapping[str, Any], folder: str, say: Callable[..., None]) ->
         say({"kind": "error", "stage": stage, "case": case, **_described(error, folder)})
 
     try:
-        name = job["module"].removesuffix(".py")
-        module = importlib.import_module(name)
-        function: Any = module
+        function: Any = _imported(os.path.join(folder, job["module"]))
         for part in job["function"].split("."):
             function = getattr(function, part)
         if not callable(function):
@@ -291,6 +290,18 @@ def _trace_all(job: Mapping[str, Any], folder: str, say: Callable[..., None]) ->
             failed(error)
         return
     say({"kind": "end"})
+
+
+def _imported(path: str) -> Any:
+    """Import a file, whatever its name: it may be that of a module that is imported already."""
+    name = os.path.basename(path).removesuffix(".py")
+    name = name if name not in sys.modules else f"candidate_{name}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 @contextlib.contextmanager

@@ -343,25 +343,28 @@ class _TaskJudge:
             if shape != other:
                 reason = f"shape mismatch: {shape} vs {other}"
                 return f"given: {reason}", _incorrect(reason)
+        for (_, dtype), (_, other) in zip(expected, actual, strict=True):
+            if dtype != other:
+                return f"given: wrong dtype: {other} in place of {dtype}", None
         problem = static_problem(program.jaxpr)
         if problem is not None:
             return f"kernel: {problem[1]}", None
         arrays = [jax.ShapeDtypeStruct(shape, np.dtype(dtype)) for shape, dtype in full.args]
         analysis = analyze_jaxpr(program.jaxpr, arrays, chip=self.tpu)
-        for finding in analysis.findings:
-            if finding.severity == "error":
-                return f"given: {finding.kernel}: {finding.operand}: {finding.message}", None
-            if finding.kind in _REFUSED:
-                sentence = f"{finding.kernel}: {finding.operand}: {finding.message}"
-                return f"compiles: {sentence}", OwnVerdict(status="runtime_error", error=sentence)
-        if self.settings.compiles:
+        for finding in analysis.errors:
+            return f"given: {finding.kernel}: {finding.operand}: {finding.message}", None
+        refusal = next((f for f in analysis.findings if f.kind in _REFUSED), None)
+        sentence = f"{refusal.kernel}: {refusal.operand}: {refusal.message}" if refusal else ""
+        if self.settings.compiles:  # what the compiler says is more exact than the analysis
             try:
                 check(program, *arrays, backend=f"tpu-compile:{self.tpu}", timeout=300)
+                sentence = ""
             except (BackendUnavailableError, CompilerFailedError):
                 pass
             except CompileError as error:
                 sentence = first_line(error)
-                return f"compiles: {sentence}", OwnVerdict(status="runtime_error", error=sentence)
+        if sentence:
+            return f"compiles: {sentence}", OwnVerdict(status="runtime_error", error=sentence)
         return "", None
 
     def _compared(self, path: Path, source: CandidateSource, task: ShrunkTask) -> SuiteVerdict:

@@ -182,7 +182,7 @@ class Shrinking:
         calls = self.workload.calls(changes)
         usable = [call for call in calls if isinstance(call, SuiteCall)]
         for call, program in zip(usable, self.workload.programs(usable), strict=True):
-            if isinstance(program, ProgramData) and all(0 not in n for n, _ in shaped(program)):
+            if isinstance(program, ProgramData) and all(0 not in n for n in _shapes(program)):
                 yield tuple(call.sizes), call, program
 
     def _parts(self, sizes: Sequence[SuiteSize]) -> Iterator[Together]:
@@ -294,11 +294,15 @@ class Shrinking:
         candidates = trace(self.candidate, "workload", cases, sandbox, target)
         whole = _are_whole(self.program)
         for (_, call, reference), program in zip(tried, candidates, strict=True):
-            if not isinstance(program, ProgramData) or shaped(program) != shaped(reference):
+            if not isinstance(program, ProgramData) or _shapes(program) != _shapes(reference):
                 continue
             if _are_whole(program) or not whole:
                 return call, reference, _Costs.of(reference, program)
         return None
+
+
+def _shapes(program: ProgramData) -> list[tuple[int, ...]]:
+    return [shape for shape, _ in shaped(program)]
 
 
 def _scaled(together: Together, size: int) -> dict[SuiteSize, int]:

@@ -79,7 +79,7 @@ _UNSERVED = frozenset({"raises", "does not compile", "too much memory"})
 _KINDS = {"dtype": "wrong dtype", "shape": "wrong shape", "tree": "wrong structure"}
 
 
-#: Hidden calls whose work is measured, besides the first call: measuring is one more run.
+#: Hidden calls whose work and padding are looked at, as those of the first call: that takes runs.
 _MEASURED = 2
 
 
@@ -436,6 +436,8 @@ class _Judgement:
         if number in traced.refused:
             return self._refusal(stage, label, number, traced.refused[number])
         outcome: Counterexample | str | None = ""
+        if stage in ("given", "hidden") and number in self.judge.measured:
+            checks = (*checks, "padding")  # one or two runs more
         for name in checks:
             problem = self._checked(stage, label, number, traced.programs[number], name)
             if isinstance(problem, Counterexample) or self.undecided:
@@ -559,6 +561,8 @@ class _Judgement:
         example = replace(example, block=_fact(error, "block"), cause=_fact(error, "cause"))
         if check_name == "immutability":
             example = replace(example, name="changes its inputs")
+        elif check_name == "padding" and name == "wrong answer":
+            return replace(example, name="reads padding")
         if failed is None:
             return example
         kind = _KINDS.get(failed.kind, name)

@@ -217,6 +217,9 @@ def static_problem(jaxpr: Any) -> tuple[str, str] | None:
         return "unused kernel", "no result depends on what its Pallas kernels write"
     if not kernels:
         return "no kernel", "the function has no Pallas kernel for these arguments"
+    names = ", ".join(dict.fromkeys(kernel.name for kernel in kernels if kernel.interpreted))
+    if names:
+        return "interpreted", f"the kernel {names} has interpret=True, so no chip runs it"
     constants = sum(getattr(const, "nbytes", 0) for const in _constants(jaxpr))
     if constants > MOST_CONSTANTS:
         size = f"{constants / (1 << 20):.1f}"

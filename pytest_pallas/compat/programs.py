@@ -66,6 +66,7 @@ _CLASSES = {
     "jax._src.pallas.mosaic_gpu.primitives": "AtomicOpType ShapeDtypeStruct",
     "jax._src.pallas.primitives": "DelayEffect DeviceIdType SemaphoreEffect",
     "jax._src.pallas.triton.core": "CompilerParams",
+    "jax._src.pallas.triton.primitives": "AtomicOpType",
     "jax._src.state.indexing": "NDIndexer",
     "jax._src.state.types": "AbstractRef AccumEffect BitcastTransform MemorySpaceCastTransform "
     "ReadEffect RefBitcaster RefReshaper RefTransposer ReshapeTransform SelectTransform "

@@ -324,8 +324,8 @@ def _hazard(call: GridCall, window: GridWindow, output: GridWindow) -> tuple[int
             near = lasts[writers] >= reader - window.facts.lag - output.facts.lag
             apart = (along[:, writers] != along[:, [reader]]).any(axis=0)
             early = (writers < reader) & (near | apart)
-        found = writers[early]
-        return int(found[0]) if found.size else None
+        chosen = np.flatnonzero(early)
+        return int(writers[chosen[0]]) if chosen.size else None
 
     if window.uniform and output.uniform and window.sizes == output.sizes:
         writers_of: dict[bytes, list[int]] = {}

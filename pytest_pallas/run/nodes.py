@@ -393,10 +393,10 @@ def problem_with(
         return f"unknown checks {unknown}; valid: {', '.join(checks)}"
     known = {*families, "tpu-compile", "gpu-compile"}
     labels = [Label.of(text) for text in (*spec.claimed, *spec.xfail)]
-    unknown = [each.name for each in labels if each.name not in known]
+    unknown = [chip.name for chip in labels if chip.name not in known]
     if unknown:
         return f"unknown backends {unknown}; valid: {', '.join(sorted(known))}"
-    for name, target in ((each.name, each.target) for each in labels):
+    for name, target in ((chip.name, chip.target) for chip in labels):
         if target and name in families and target not in families[name].targets:
             return unknown_target(families[name], name, target)
     if spec.meshes:

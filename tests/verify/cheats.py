@@ -139,6 +139,10 @@ CHEATS: dict[str, tuple[str, str]] = {
         "    return pl.pallas_call(body2, out_shape=jax.ShapeDtypeStruct(x.shape, x.dtype))(bits)",
         "work outside",
     ),
+    "interpreted_everywhere": (
+        RIGHT + "def kernel(x, y): return right(x, y, interpret=True)",
+        "interpreted",
+    ),
     "kernel_for_half_of_the_shapes": (
         RIGHT + "def kernel(x, y):\n    return right(x, y) if x.shape[0] % 2 == 0 else 2 * x + y",
         "no kernel",
@@ -235,6 +239,19 @@ CHEATS: dict[str, tuple[str, str]] = {
         "        jax.lax.broadcasted_iota(jnp.int32, x.shape, 0) == 0, 0.0,\n"
         "        2 * x_ref[...] + y_ref[...])), None)[1])",
         "wrong answer",
+    ),
+    "greatest_of_padding_too": (
+        RIGHT + "def body2(x_ref, y_ref, o_ref):\n"
+        "    def column(i, best):\n"
+        "        values = x_ref[:, pl.ds(i, 1)]\n"
+        "        return jnp.where(values > best, values, best)\n"
+        "    best = jax.lax.fori_loop(0, 256, column, jnp.zeros((16, 1), jnp.float32))\n"
+        "    o_ref[...] = 2 * x_ref[...] + y_ref[...] + jnp.where(best > 2e38, 1.0, 0.0)\n"
+        "def kernel(x, y):\n"
+        "    spec = pl.BlockSpec((16, 256), lambda i, j: (i, j))\n"
+        "    grid = (pl.cdiv(x.shape[0], 16), pl.cdiv(x.shape[1], 256))\n"
+        "    return right(x, y, body2, grid=grid, in_specs=[spec, spec], out_specs=spec)",
+        "reads padding",
     ),
     "wrong_dtype": (
         RIGHT + "def kernel(x, y): return right(x, y).astype(jnp.bfloat16)",

@@ -1,6 +1,7 @@
 """Right kernels as people and programs write them: none of them may be refused.
 
-``add_*`` compute ``2 x + y`` of two matrices, ``dot_*`` the product, ``sum_*`` the softmax of rows.
+``add_*`` compute ``2 x + y`` of two matrices, ``dot_*`` the product, ``sum_*`` the softmax of rows,
+``cum_*`` the cumulative sum of rows, ``att_*`` attention; ``tra_*`` transpose, and ``cop_*`` copy.
 """
 
 from __future__ import annotations
@@ -366,3 +367,158 @@ def sum_with_table(x):
         out_shape=like(x),
     )
     return call(x, jnp.asarray(TABLE))
+
+
+def dot_tiled(x, w, bm=32, bn=128, bk=128):
+    """Tiles along all axes, with the tail of the inner one masked."""
+    m, k = x.shape
+    n = w.shape[1]
+
+    def body(x_ref, w_ref, o_ref, total):
+        step = pl.program_id(2)
+
+        @pl.when(step == 0)
+        def _():
+            total[...] = jnp.zeros_like(total)
+
+        left = k - step * bk
+        x_inside = jax.lax.broadcasted_iota(jnp.int32, (bm, bk), 1) < left
+        w_inside = jax.lax.broadcasted_iota(jnp.int32, (bk, bn), 0) < left
+        x_tile = jnp.where(x_inside, x_ref[...], 0)
+        w_tile = jnp.where(w_inside, w_ref[...], 0)
+        total[...] += jnp.dot(x_tile, w_tile, preferred_element_type=jnp.float32)
+
+        @pl.when(step == pl.num_programs(2) - 1)
+        def _():
+            o_ref[...] = total[...].astype(o_ref.dtype)
+
+    return pl.pallas_call(
+        body,
+        grid=(pl.cdiv(m, bm), pl.cdiv(n, bn), pl.cdiv(k, bk)),
+        in_specs=[
+            pl.BlockSpec((bm, bk), lambda i, j, s: (i, s)),
+            pl.BlockSpec((bk, bn), lambda i, j, s: (s, j)),
+        ],
+        out_specs=pl.BlockSpec((bm, bn), lambda i, j, s: (i, j)),
+        out_shape=jax.ShapeDtypeStruct((m, n), x.dtype),
+        scratch_shapes=[pltpu.VMEM((bm, bn), jnp.float32)],
+    )(x, w)
+
+
+def dot_on_its_platform(x, w):
+    """Another platform than the chip's has jnp."""
+    return jax.lax.platform_dependent(x, w, tpu=dot_rows, default=jnp.matmul)
+
+
+def dot_split(x, w):
+    """Two kernels, whose products are added up outside."""
+    half = x.shape[1] // 2
+    if not half:
+        return dot_rows(x, w)
+    return dot_rows(x[:, :half], w[:half]) + dot_rows(x[:, half:], w[half:])
+
+
+def dot_scanned(x, w):
+    """A kernel for each eight rows, in a scan."""
+    m, k = x.shape
+    rows = jnp.pad(x, ((0, -m % 8), (0, 0))).reshape(-1, 8, k)
+    _, out = jax.lax.scan(lambda carry, some: (carry, dot_rows(some, w)), None, rows)
+    return out.reshape(-1, w.shape[1])[:m]
+
+
+def sum_in_two_kernels(x):
+    """One kernel for maximum and sum, one that divides."""
+
+    def measure(x_ref, most_ref, total_ref):
+        values = x_ref[...].astype(jnp.float32)
+        most = jnp.max(values, axis=1, keepdims=True)
+        most_ref[...] = most
+        total_ref[...] = jnp.sum(jnp.exp(values - most), axis=1, keepdims=True)
+
+    def divide(x_ref, most_ref, total_ref, o_ref):
+        shifted = jnp.exp(x_ref[...].astype(jnp.float32) - most_ref[...])
+        o_ref[...] = (shifted / total_ref[...]).astype(o_ref.dtype)
+
+    grid = (pl.cdiv(x.shape[0], 8),)
+    row = pl.BlockSpec((8, x.shape[1]), lambda i: (i, 0))
+    one = pl.BlockSpec((8, 1), lambda i: (i, 0))
+    column = jax.ShapeDtypeStruct((x.shape[0], 1), jnp.float32)
+    most, total = pl.pallas_call(
+        measure, grid=grid, in_specs=[row], out_specs=[one, one], out_shape=[column, column]
+    )(x)
+    return pl.pallas_call(
+        divide, grid=grid, in_specs=[row, one, one], out_specs=row, out_shape=like(x)
+    )(x, most, total)
+
+
+def cum_of_blocks(x):
+    """A kernel adds up blocks of columns, and what is before a block is added outside."""
+    m, n = x.shape
+    width = 128
+    padded = jnp.pad(x, ((0, 0), (0, -n % width))).astype(jnp.float32)
+
+    def body(x_ref, o_ref):
+        row = jax.lax.broadcasted_iota(jnp.int32, (width, width), 0)
+        column = jax.lax.broadcasted_iota(jnp.int32, (width, width), 1)
+        before = (row <= column).astype(jnp.float32)
+        o_ref[...] = jnp.dot(x_ref[...], before, precision=jax.lax.Precision.HIGHEST)
+
+    spec = pl.BlockSpec((8, width), lambda i, j: (i, j))
+    sums = pl.pallas_call(
+        body,
+        grid=(pl.cdiv(m, 8), padded.shape[1] // width),
+        in_specs=[spec],
+        out_specs=spec,
+        out_shape=like(padded),
+    )(padded)
+    blocks = sums.reshape(m, -1, width)
+    totals = blocks[:, :, -1]
+    offsets = jnp.cumsum(totals, axis=1) - totals
+    return (blocks + offsets[:, :, None]).reshape(m, -1)[:, :n].astype(x.dtype)
+
+
+def tra_in_a_kernel(x):
+    def body(x_ref, o_ref):
+        o_ref[...] = x_ref[...].T
+
+    return pl.pallas_call(body, out_shape=jax.ShapeDtypeStruct(x.shape[::-1], x.dtype))(x)
+
+
+def cop_whole(x):
+    """To copy is the work."""
+
+    def body(x_ref, o_ref):
+        o_ref[...] = x_ref[...]
+
+    return pl.pallas_call(body, out_shape=like(x))(x)
+
+
+def att_of_rows(q, k, v, causal=False):
+    """Attention for eight rows at a time, with all keys."""
+    keys, depth = k.shape
+
+    def body(q_ref, k_ref, v_ref, o_ref):
+        q_rows, k_rows, v_rows = (ref[...].astype(jnp.float32) for ref in (q_ref, k_ref, v_ref))
+        highest = jax.lax.Precision.HIGHEST
+        logits = jnp.dot(q_rows, k_rows.T, precision=highest) / np.sqrt(depth)
+        if causal:
+            row = jax.lax.broadcasted_iota(jnp.int32, logits.shape, 0) + 8 * pl.program_id(0)
+            column = jax.lax.broadcasted_iota(jnp.int32, logits.shape, 1)
+            logits = jnp.where(row >= column, logits, -1e30)
+        weights = jnp.exp(logits - jnp.max(logits, axis=1, keepdims=True))
+        weights /= jnp.sum(weights, axis=1, keepdims=True)
+        o_ref[...] = jnp.dot(weights, v_rows, precision=highest).astype(o_ref.dtype)
+
+    rows = pl.BlockSpec((8, depth), lambda i: (i, 0))
+    whole = pl.BlockSpec((keys, depth), lambda i: (0, 0))
+    return pl.pallas_call(
+        body,
+        grid=(pl.cdiv(q.shape[0], 8),),
+        in_specs=[rows, whole, whole],
+        out_specs=rows,
+        out_shape=like(q),
+    )(q, k, v)
+
+
+def att_without_options(q, k, v):
+    return att_of_rows(q, k, v)

@@ -28,11 +28,22 @@ def doubled(x: Any, y: Any) -> Any:
     return 2 * x + y
 
 
+def attention(q: Any, k: Any, v: Any, causal: bool = False) -> Any:
+    logits = q @ k.T / jnp.sqrt(jnp.asarray(q.shape[1], q.dtype))
+    if causal:
+        logits = jnp.where(jnp.tril(jnp.ones(logits.shape, bool)), logits, -1e30)
+    return jax.nn.softmax(logits, axis=-1) @ v
+
+
 #: Reference, inputs, and sizes of the first call, by the first word of a kernel's name.
 TASKS: Mapping[str, tuple[Any, str, dict[str, int]]] = {
     "add": (doubled, "m n, m n", {"m": 16, "n": 128}),
     "dot": (jnp.matmul, "m k, k n", {"m": 16, "k": 128, "n": 128}),
     "sum": (functools.partial(jax.nn.softmax, axis=-1), "m n", {"m": 16, "n": 128}),
+    "cum": (functools.partial(jnp.cumsum, axis=1), "m n", {"m": 16, "n": 256}),
+    "att": (attention, "s d, s d, s d", {"s": 16, "d": 128}),
+    "tra": (jnp.transpose, "m n", {"m": 16, "n": 128}),
+    "cop": (lambda x: x, "m n", {"m": 16, "n": 128}),
 }
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +18,7 @@ from pytest_pallas import OptionError, Report, verify, verify_many
 from pytest_pallas import strategies as pst
 from pytest_pallas.__main__ import main
 from pytest_pallas.candidates.source import CandidateSource
+from pytest_pallas.candidates.task import other_options
 from pytest_pallas.candidates.verdicts import WEIGHTS, Stage, score_of, to_json
 from pytest_pallas.candidates.work import work_of
 
@@ -44,6 +46,18 @@ def forgets_rows(x, *, factor=2.0, rows=8):
     return pl.pallas_call(
         body, grid=(max(x.shape[0] // rows, 1),), in_specs=[spec], out_specs=spec, out_shape=like(x)
     )(x)
+
+def only_doubles(x):
+    return scaled(x)
+
+def ignores_factor(x, factor=2.0):
+    return scaled(x)
+
+def only_float32(x):
+    return scaled(x).astype(jnp.float32)
+
+def wrong_in_bfloat16(x):
+    return scaled(x, factor=2.0 if x.dtype == jnp.float32 else 3.0)
 
 @jax.custom_vjp
 def squared(x):
@@ -155,6 +169,64 @@ def test_a_strategy_draws_options_and_tuning(file: Path) -> None:
     assert wrong.counterexamples[0].options["rows"] in (8, 16)
 
 
+def test_options_of_the_reference_are_drawn_where_the_candidate_has_them(file: Path) -> None:
+    right, without, wrong = judge(file, "scaled", "only_doubles", "ignores_factor")
+    assert right.passed, str(right)
+    assert right.unserved == ()
+    assert without.passed, str(without)
+    assert any("factor=3.0" in sentence for sentence in without.unserved)
+    assert (wrong.failed and wrong.failed.name, wrong.reason) == ("hidden", "wrong answer")
+    assert wrong.counterexamples[0].options == {"factor": 3.0}
+
+
+def test_other_dtypes_are_drawn_where_the_candidate_serves_them(file: Path) -> None:
+    (right,) = judge(file, "only_float32")
+    assert right.passed, str(right)
+    assert [s for s in right.unserved if s.startswith("bfloat16: the result has the dtype float32")]
+    options: dict[str, Any] = {"inputs": [np.ones((8, 128), np.float32)]}
+    (wrong,) = judge(file, "wrong_in_bfloat16", **options)
+    assert (wrong.failed and wrong.failed.name, wrong.reason) == ("hidden", "wrong answer")
+    assert {example.dtypes for example in wrong.counterexamples} == {("bfloat16",)}
+    (unasked,) = judge(file, "wrong_in_bfloat16", hidden_dtypes=(), **options)
+    assert unasked.passed, str(unasked)
+
+
+def test_options_are_told_by_a_signature() -> None:
+    def reference(
+        x: Any, count: int = 4, eps: float = 1e-6, causal: bool = False,
+        kind: Literal["sum", "mean"] = "sum", axis: int = -1, out: Any = None,
+    ) -> Any: ...  # fmt: skip
+
+    drawn = dict(other_options(reference, 1, {}))
+    assert drawn == {"count": 2, "eps": 0.125, "causal": True, "kind": "mean"}
+    assert dict(other_options(reference, 1, {"causal": True}))["causal"] is False
+    assert "causal" not in dict(other_options(functools.partial(reference, causal=True), 1, {}))
+    assert dict(other_options(print, 1, {})) == {"flush": True}
+    assert dict(other_options(min, 1, {})) == {}
+
+
+def test_a_task_is_evaluated_once_for_all_candidates(file: Path) -> None:
+    def evaluations(*names: str) -> int:
+        calls: list[Any] = []
+
+        def reference(x: Any) -> Any:  # a new one each time: JAX keeps traces
+            calls.append(x)
+            return x * 2
+
+        judge(file, *names, reference=reference)
+        return len(calls)
+
+    assert evaluations("scaled") == evaluations("scaled", "only_doubles", "scaled")
+
+
+def test_the_programs_of_a_report_are_functions(file: Path) -> None:
+    (report,) = judge(file, "scaled", inputs=[np.ones((8, 128), np.float32)])
+    function = report.functions["tpu-sim:v6e float32[8, 128]"]
+    jaxpr = jax.make_jaxpr(function)(np.ones((8, 128), np.float32))
+    assert "pallas_call" in str(jaxpr)
+    assert "functions" not in to_json(report)
+
+
 def test_a_spec_stands_for_a_task(file: Path) -> None:
     spec = pytest_pallas.KernelSpec(
         name="doubled", kernel=doubled, reference=doubled, inputs=pst.arrays("m n")
@@ -250,11 +322,19 @@ def test_a_reference_that_raises_is_an_error_of_the_judge(file: Path) -> None:
         ({"inputs": 3}, "inputs must be"),
         ({"sizes": {"k": 3}}, "no size 'k'"),
         ({"inputs": None}, "give a reference and inputs"),
+        ({"budget": 0}, "budget=0"),
+        ({"hidden": -1}, "hidden=-1"),
+        ({"differentiable": (1,)}, "no argument 1"),
     ],
 )
 def test_arguments_that_cannot_be_used(file: Path, options: Any, message: str) -> None:
     with pytest.raises(OptionError, match=message):
         judge(file, "scaled", **options)
+
+
+def test_an_unknown_argument_is_a_type_error(file: Path) -> None:
+    with pytest.raises(TypeError, match="'hiden'"):
+        judge(file, "scaled", hiden=3)
 
 
 def test_functions_of_modules_are_found_by_their_source(file: Path) -> None:
@@ -334,7 +414,13 @@ def test_the_command_prints_and_writes(
     assert run("scaled", "--size", "m=x") == 2
     assert run("scaled", "--target", "v99") == 2
     assert run("scaled", ref="nothing") == 2
-    assert run("scaled", ref="bad") == 3
+    assert run("scaled", "--budget", "0") == 2
+    assert run("scaled", "--dtype", "floaty") == 2
+    assert run("scaled", "--inputs", "m (") == 2
+    assert run("scaled", "--json", str(out), ref="bad") == 3
+    facts = json.loads(out.read_text())
+    assert (facts["status"], facts["passed"]) == (3, False)
+    assert "ZeroDivisionError" in facts["undecided"]
     capsys.readouterr()
 
 

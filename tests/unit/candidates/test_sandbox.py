@@ -56,6 +56,22 @@ def test_a_call_that_raises_does_not_end_the_others(sandbox: Sandbox) -> None:
     assert refused.line == "c.py:7"
 
 
+def test_what_a_candidate_computes_while_it_is_imported_ends(sandbox: Sandbox) -> None:
+    """Only a process without threads may fork: JAX computes with threads."""
+    trace(sandbox)
+    process = sandbox.process
+    assert process is not None
+    assert len(os.listdir(f"/proc/{process.pid}/task")) == 1
+    text = ADD + "import jax.numpy as jnp\nprint(float((jnp.ones((64, 64)) @ jnp.ones(64)).sum()))"
+    assert trace(sandbox, text).output == "4096.0\n"
+
+
+@pytest.mark.parametrize("name", ["jax.py", "copy.py", "c.py"])
+def test_a_file_may_have_the_name_of_a_module(sandbox: Sandbox, name: str) -> None:
+    traced = sandbox.trace({name: ADD}, name, "kernel", CASES, target="v6e")
+    assert list(traced.programs) == [0, 1]
+
+
 def test_what_it_prints_is_kept(sandbox: Sandbox) -> None:
     assert trace(sandbox, ADD + "print('hello')").output == "hello\n"
 

@@ -15,11 +15,18 @@ CHECKS = (*declared_checks(), *declared_sanitizers())
 
 
 def read_by(check):
-    """The promises that the source of a check names."""
-    module = sys.modules[check.run.__module__]
-    text = inspect.getsource(module)
-    if hasattr(module, "check_each"):
-        text += inspect.getsource(metamorphic.check_each)
+    """The promises that the source of a check names, with what it calls of its module."""
+    names = vars(sys.modules[check.run.__module__])
+    sources = {check.run: inspect.getsource(check.run)}
+    while called := {
+        function
+        for text in sources.values()
+        for word in re.findall(r"\b\w+\b", text)
+        if inspect.isfunction(function := names.get(word))
+        and (function.__module__ == check.run.__module__ or function is metamorphic.check_each)
+    } - set(sources):
+        sources |= {function: inspect.getsource(function) for function in called}
+    text = "".join(sources.values())
     return {name for name in re.findall(r"\bcontext\.(\w+)", text) if name in READERS}
 
 

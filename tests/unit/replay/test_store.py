@@ -143,9 +143,6 @@ class TestDamage:
     @pytest.mark.parametrize("name", ["../../secret", "/etc/passwd", "a" * 63, "A" * 64])
     def test_a_path_that_leads_elsewhere(self, store: Store, places: Any, name: str) -> None:
         plain = json.loads(places[0].read_text())
-        places[0].write_text(json.dumps({**plain, "tensors": name}))
-        with pytest.raises(GoldenError, match="tensors must be a SHA-256, not"):
-            self.only(store)
         places[0].write_text(json.dumps({**plain, "arrays": [plain["arrays"][0], name]}))
         with pytest.raises(GoldenError, match=r"arrays.* must be a SHA-256, not"):
             self.only(store)
@@ -153,7 +150,7 @@ class TestDamage:
     def test_an_array_that_no_file_is_named_for(self, store: Store, places: Any) -> None:
         plain = json.loads(places[0].read_text())
         places[0].write_text(json.dumps({**plain, "arrays": plain["arrays"][:1]}))
-        with pytest.raises(GoldenError, match=r"the array 'out0' of add forward-x2 .* is missing"):
+        with pytest.raises(GoldenError, match=r"an array of add forward-x2 .* is missing"):
             store.outputs(self.only(store))
 
     def test_a_foreign_file(self, store: Store, places: Any) -> None:
