@@ -154,7 +154,7 @@ class Judge:
                 return 0, False, copies
             if work.outside:
                 return work.outside, integers, copies
-        return 0, True, copies
+        return 0, False, copies
 
     @functools.cached_property
     def measured(self) -> Sequence[int]:

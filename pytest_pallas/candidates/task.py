@@ -318,7 +318,7 @@ def other_options(
         parameters = list(inspect.signature(reference).parameters.values())
     except (TypeError, ValueError):
         return
-    bound: set[str] = set(getattr(reference, "keywords", ()))  # of a partial: the task has fixed them
+    bound: set[str] = set(getattr(reference, "keywords", ()))  # what a partial has set
     try:
         typed = get_type_hints(reference)
     except Exception:  # annotations that cannot be evaluated

@@ -244,8 +244,8 @@ def problem_with(jaxpr: Any, work: Work, whole: int, *, copies: bool) -> tuple[s
     names = ", ".join(dict.fromkeys(kernel.name for kernel in kernels))
     if not work.kernels:
         return "unused kernel", f"the kernel {names} does not run: the program goes another way"
-    moved = work.outside or work.outside_bytes
-    if not copies and moved and (work.copies or all(map(only_copies, kernels))):
+    given = work.copies and (work.outside or work.outside_bytes)
+    if not copies and (given or (work.outside and all(map(only_copies, kernels)))):
         return "only copies", f"the kernel {names} only copies what other operations computed"
     if work.share < LEAST_SHARE:
         percent = 100 * work.share

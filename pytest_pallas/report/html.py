@@ -351,7 +351,7 @@ def kernels(records: Sequence[Record], backends: Sequence[str]) -> list[KernelRo
     for position in right[MOST_DETAILED:]:
         made[position] = replace(made[position], checks=())
     detailed = [i for i, kernel in enumerate(made) if kernel.coverage and kernel.checks]
-    detailed.sort(key=lambda i: -(0 if made[i].coverage is None else made[i].coverage.missing))
+    detailed.sort(key=lambda i: -getattr(made[i].coverage, "missing", 0))
     for position in detailed[:MOST_SOURCED]:
         kernel = made[position]
         assert kernel.coverage is not None

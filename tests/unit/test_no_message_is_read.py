@@ -202,7 +202,7 @@ def test_no_code_reads_a_message():
 
 #: By file and function: what is divided at a colon there, which may not be ``file:line``.
 COLONS = {
-    ("candidates/judge.py", "divided"): "FILE.py:FUNCTION, as users write it",
+    ("candidates/source.py", "divided"): "FILE.py:FUNCTION, as users write it",
     ("pallas_sim/compat/compilers.py", "_kernel_primitives"): "module:name of a table of JAX",
     ("compat/distributed.py", "host"): "host:port, as JAX has the address of a coordinator",
     ("compat/distributed.py", "port"): "host:port, as JAX has the address of a coordinator",

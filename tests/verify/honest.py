@@ -1,7 +1,8 @@
 """Right kernels as people and programs write them: none of them may be refused.
 
 ``add_*`` compute ``2 x + y`` of two matrices, ``dot_*`` the product, ``sum_*`` the softmax of rows,
-``cum_*`` the cumulative sum of rows, ``att_*`` attention; ``tra_*`` transpose, and ``cop_*`` copy.
+``cum_*`` the cumulative sum of rows, ``att_*`` attention; ``tra_*`` transpose, ``rev_*`` reverse
+rows, and ``cop_*`` copy.
 """
 
 from __future__ import annotations
@@ -491,6 +492,21 @@ def cop_whole(x):
         o_ref[...] = x_ref[...]
 
     return pl.pallas_call(body, out_shape=like(x))(x)
+
+
+def rev_by_rows(x):
+    """To move rows is the work, and the columns are padded outside."""
+    m, n = x.shape
+    padded = jnp.pad(x, ((0, 0), (0, -n % 128)))
+
+    def body(x_ref, o_ref):
+        def row(i, carry):
+            o_ref[pl.ds(i, 1), :] = x_ref[pl.ds(m - 1 - i, 1), :]
+            return carry
+
+        jax.lax.fori_loop(0, m, row, 0)
+
+    return pl.pallas_call(body, out_shape=like(padded))(padded)[:, :n]
 
 
 def att_of_rows(q, k, v, causal=False):

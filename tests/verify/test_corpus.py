@@ -43,6 +43,7 @@ TASKS: Mapping[str, tuple[Any, str, dict[str, int]]] = {
     "cum": (functools.partial(jnp.cumsum, axis=1), "m n", {"m": 16, "n": 256}),
     "att": (attention, "s d, s d, s d", {"s": 16, "d": 128}),
     "tra": (jnp.transpose, "m n", {"m": 16, "n": 128}),
+    "rev": (lambda x: x[::-1], "m n", {"m": 16, "n": 120}),
     "cop": (lambda x: x, "m n", {"m": 16, "n": 128}),
 }
 

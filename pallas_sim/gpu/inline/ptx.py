@@ -151,7 +151,9 @@ def _barrier(frame: InlineFrame, op: InlineOperation, *operands: Array) -> None:
     meet(frame, *numbers)
 
 
-def meet(frame: InlineFrame, number: int = 0, count: int | None = None, waits: bool = True) -> None:
+def meet(
+    frame: InlineFrame, number: int = 0, count: int | None = None, *, waits: bool = True
+) -> None:
     """Let threads meet at a barrier of the block: so many, by default all of them."""
     count = frame.geometry["block_dim"][0] if count is None else count
     if count != frame.threads:  # those that run the code go on together anyway
