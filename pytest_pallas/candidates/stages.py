@@ -27,7 +27,7 @@ from pytest_pallas.candidates.codec import ProgramData
 from pytest_pallas.candidates.jail import SandboxLimits
 from pytest_pallas.candidates.sandbox import Case, Failed, Traced, warm_sandbox
 from pytest_pallas.candidates.source import CandidateSource
-from pytest_pallas.candidates.task import DrawnCall, KernelTask
+from pytest_pallas.candidates.task import DrawnCall, KernelTask, gradient_call
 from pytest_pallas.candidates.verdicts import (
     Counterexample,
     Report,
@@ -124,7 +124,7 @@ class Judge:
     def _gradient(self, number: int) -> tuple[tuple[Any, ...], Callable[..., Any]]:
         """Return the arguments of the derivative of a call, and its reference."""
         call = self.task.calls[number]
-        return _gradient_call(call.reference, call.arguments.args, self.task.differentiable)
+        return gradient_call(call.reference, call.arguments.args, self.task.differentiable)
 
     def _whole(self, target: str, number: int) -> tuple[int, bool, bool]:
         """Return the work of the reference in a call.
@@ -688,30 +688,3 @@ def _fact(error: PallasError, name: str) -> str:
 def _sentence(error: PallasError) -> str:
     """Return what an error says, in a line: its summary, or else its first line."""
     return first_line(error) if error.explanation is None else error.explanation.summary
-
-
-def _gradient_call(
-    reference: Callable[..., Any], args: Sequence[Any], wrt: Sequence[int]
-) -> tuple[tuple[Any, ...], Callable[..., Any]]:
-    """Return the arguments of a derivative, with what it is multiplied by, and its reference."""
-    import jax
-
-    outputs = jax.eval_shape(reference, *args)
-    rng = np.random.default_rng(0)
-    cotangents = [
-        rng.standard_normal(leaf.shape).astype(leaf.dtype) for leaf in jax.tree.leaves(outputs)
-    ]
-    count, tree = len(args), jax.tree.structure(outputs)
-
-    def derivative(*values: Any) -> Any:
-        inputs = list(values[:count])
-
-        def of_some(*some: Any) -> Any:
-            for position, value in zip(wrt, some, strict=True):
-                inputs[position] = value
-            return reference(*inputs)
-
-        _, pull = jax.vjp(of_some, *(inputs[position] for position in wrt))
-        return pull(jax.tree.unflatten(tree, values[count:]))
-
-    return (*args, *cotangents), derivative

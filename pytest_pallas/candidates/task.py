@@ -411,3 +411,30 @@ def _changed(rng: np.random.Generator, value: Any) -> Any:
             else np.where(value == 0, value, 0)
         )
     return (rng.standard_normal(value.shape) + 0.5).astype(value.dtype)
+
+
+def gradient_call(
+    reference: Callable[..., Any], args: Sequence[Any], wrt: Sequence[int]
+) -> tuple[tuple[Any, ...], Callable[..., Any]]:
+    """Return the arguments of a derivative, with what it is multiplied by, and its reference."""
+    import jax
+
+    outputs = jax.eval_shape(reference, *args)
+    rng = np.random.default_rng(0)
+    cotangents = [
+        rng.standard_normal(leaf.shape).astype(leaf.dtype) for leaf in jax.tree.leaves(outputs)
+    ]
+    count, tree = len(args), jax.tree.structure(outputs)
+
+    def derivative(*values: Any) -> Any:
+        inputs = list(values[:count])
+
+        def of_some(*some: Any) -> Any:
+            for position, value in zip(wrt, some, strict=True):
+                inputs[position] = value
+            return reference(*inputs)
+
+        _, pull = jax.vjp(of_some, *(inputs[position] for position in wrt))
+        return pull(jax.tree.unflatten(tree, values[count:]))
+
+    return (*args, *cotangents), derivative

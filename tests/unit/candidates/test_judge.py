@@ -333,8 +333,8 @@ def test_arguments_that_cannot_be_used(file: Path, options: Any, message: str) -
 
 
 def test_an_unknown_argument_is_a_type_error(file: Path) -> None:
-    with pytest.raises(TypeError, match="'hiden'"):
-        judge(file, "scaled", hiden=3)
+    with pytest.raises(TypeError, match="'hiddens'"):
+        judge(file, "scaled", hiddens=3)
 
 
 def test_functions_of_modules_are_found_by_their_source(file: Path) -> None:
