@@ -8,7 +8,7 @@ everywhere; another seed draws, and the same one draws the same.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, ClassVar
@@ -120,13 +120,13 @@ class Choices:
     def name(self, thing: Any, where: Hashable) -> None:
         """Name an array or a barrier that is made, by where it is: the same in each run."""
 
-    def enter_round(self, thread: Any, mark: Any, *, same: bool) -> Any:
+    def enter_round(self, thread: Any, mark: Any, state: Callable[[], Hashable]) -> Any:
         """Note that a loop goes on; called only where every order is explored.
 
         Args:
           thread: whose loop.
-          mark: what this gave when the round before began; None for the first round.
-          same: whether the round before left the state of the loop as it was.
+          mark: what this gave for the round before; None for the first round.
+          state: returns the bits that decide, with what the thread sees, what the loop does next.
         """
 
     def defer(self, thread: Any) -> None:

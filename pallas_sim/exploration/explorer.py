@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -36,8 +36,8 @@ from pallas_sim.recording import (
     Waited,
 )
 
-#: The semaphores that a thread looked at in its last steps, by name, and the counts that it saw.
-type _Seen = dict[Hashable, tuple[Semaphore, int]]
+#: A look of a thread: the name of what it looked at, that itself, and the count that it saw.
+type _Seen = tuple[Hashable, Any, int]
 
 
 class Redundant(BaseException):
@@ -87,9 +87,11 @@ class Explorer(Choices):
     _since: dict[Actor, int] = field(default_factory=dict[Actor, int])
     _counts: Counter[Any] = field(default_factory=Counter[Any])
     _looked: dict[Actor, int] = field(default_factory=dict[Actor, int])
-    _seen_by: dict[Actor, _Seen] = field(default_factory=dict[Actor, "_Seen"])
+    _looks: dict[Actor, list[_Seen]] = field(default_factory=dict[Actor, "list[_Seen]"])
+    _vain: dict[Actor, list[_Seen]] = field(default_factory=dict[Actor, "list[_Seen]"])
     _pollers: list[Any] = field(default_factory=list[Any])
     _woken: int = 0
+    _idle_looks: Counter[Actor] = field(default_factory=Counter[Actor])
     _acts: Counter[Actor] = field(default_factory=Counter[Actor])
     _late: dict[Actor, int] = field(default_factory=dict[Actor, int])
     _delays: int = 0
@@ -160,25 +162,38 @@ class Explorer(Choices):
         """Let all others go on before a thread that is about to look."""
         self._be_late(("thread", thread.number, 0))
 
-    def enter_round(self, thread: Any, mark: Any, *, same: bool) -> Any:
-        """Find a round of a loop that has done nothing but look, and go on as if it were none.
+    def enter_round(self, thread: Any, mark: Any, state: Callable[[], Hashable]) -> Any:
+        """Find rounds of a loop that have done nothing but look, and go on as if they were none.
 
-        A run without such a round has the same events. So the next rounds need not be run: that
-        they see more is another order (Kokologiannakis, Ren and Vafeiadis, "Dynamic partial order
-        reductions for spinloops", FMCAD 2021).
+        The loop is where it was before them. A run without such rounds has the same events. So the
+        next rounds need not be run: that they see more is another order (Kokologiannakis, Ren and
+        Vafeiadis, "Dynamic partial order reductions for spinloops", FMCAD 2021). Where nobody else
+        can go on they are run, and wait for a change.
         """
         del thread
         if not self.steps:
             return None
         actor = self.steps[-1].actor
-        acts = sum(map(_acts, self.machine.recording.events[self._seen :]))
-        now = self._acts[actor] + acts, self._counts[actor]
-        if same and mark is not None and mark[0] == now[0] and mark[1] < now[1]:
-            self._spin(self.steps[-1])
-        return now
+        looks = self._looks.setdefault(actor, [])
+        acts = self._acts[actor] + sum(map(_acts, self.machine.recording.events[self._seen :]))
+        if mark is not None and mark.acts == acts and mark.looks == len(looks):
+            return mark
+        known = mark.known if mark is not None and mark.acts == acts else {}
+        now = state()
+        if now in known:
+            self._vain[actor] = looks[known[now] :]
+            known = {}
+            self._spin(self.steps[-1], {name: count for name, _, count in self._vain[actor]})
+        known[now] = len(looks)
+        return _Rounds(acts, len(looks), known)
 
-    def _spin(self, step: ExploredStep) -> None:
-        """Note that the round of a loop that ends in a step has done nothing but look."""
+    def _spin(self, step: ExploredStep, seen: dict[Hashable, int]) -> None:
+        """Note that rounds of a loop that end in a step have done nothing but look.
+
+        Args:
+          step: the last one of them.
+          seen: the counts that they saw last.
+        """
 
     def _turn(self, actor: Actor, *, late: bool) -> None:
         """Note that somebody is passed over, or goes on after that."""
@@ -227,7 +242,8 @@ class Explorer(Choices):
     def look(self, thread: Any, kind: str, target: Any, line: str = "") -> None:
         """Add a look to the current step.
 
-        A thread that has only looked since it saw the same waits for a change.
+        After rounds of a loop that have done nothing but look, a thread waits for a change, and
+        after ``LOOKS`` looks during which nobody did more.
         """
         if not self.steps:
             return
@@ -242,18 +258,20 @@ class Explorer(Choices):
             step.where[kind, target] = where
             return
         name = self._name(target)
-        seen = self._seen_by.setdefault(step.actor, {})
+        vain = self._vain.pop(step.actor, [])
+        things = {one: thing for one, thing, _ in vain}
         task = thread.machine.scheduler.current
-        same = all(one.count == count for one, count in seen.values())
-        if name in seen and same and task is not None:
-            self._wait_for_change(thread, task, [one for one, _ in seen.values()], line)
+        if name in things and task is not None:
+            if all(thing.count == count for _, thing, count in vain):
+                self._wait_for_change(thread, task, list(things.values()), line)
+                step = self.steps[-1]
+            else:
+                self._follow_change({(change, one) for change in ("add", "end") for one in things})
+        elif self._idle_looks[step.actor] >= LOOKS and task is not None:
+            self._wait_for_change(thread, task, [target], line)
             step = self.steps[-1]
-            seen.clear()
-        elif name in seen:
-            self._follow_change({("add", n) for n in seen} | {("end", n) for n in seen})
-        if not same:
-            seen.clear()
-        seen[name] = (target, target.count)
+        self._idle_looks[step.actor] += 1
+        self._looks.setdefault(step.actor, []).append((name, target, target.count))
         step.operations["look", name] = target.count
         step.where["look", name] = where
         self._looked[step.actor] = len(self.steps) - 1
@@ -443,7 +461,8 @@ class Explorer(Choices):
         acts = any(kind != "look" for kind, _ in step.operations)
         if acts or any(access.writes for access in step.accesses):
             self._woken = 0
-            self._seen_by.pop(step.actor, None)
+            self._idle_looks.clear()
+            self._vain.pop(step.actor, None)
         self.past.add(step, met, everyone=barrier)
 
     def _touch(
@@ -489,6 +508,21 @@ class Explorer(Choices):
                 self._names.setdefault(id(one), (one, (where, number)))
         else:
             self._names.setdefault(id(root(ref.data)), (root(ref.data), where))
+
+
+@dataclass(frozen=True)
+class _Rounds:
+    """The rounds of a loop since its thread has done more than look.
+
+    Attributes:
+      acts: what the thread had done.
+      looks: how often it had looked.
+      known: the states of the loop before its rounds, each with how often it had looked there.
+    """
+
+    acts: int
+    looks: int
+    known: dict[Hashable, int]
 
 
 @dataclass(frozen=True)
@@ -592,6 +626,10 @@ OTHER_RUN = (
 
 #: How often threads that poll look again although nothing has happened: loops that end by counting.
 POLLS = 64
+
+#: After so many looks of a thread during which nothing has happened, it waits for a change, even if
+#: its loop counts them: a loop without end must end.
+LOOKS = 1_000
 
 
 def _polls(thread: Any, semaphore: Semaphore, line: str) -> Any:

@@ -203,9 +203,9 @@ class ReducedOrder(Explorer):
             counts.get(name, seen) == seen for name, seen in step.seen.items()
         )
 
-    def _spin(self, step: ExploredStep) -> None:
+    def _spin(self, step: ExploredStep, seen: dict[Hashable, int]) -> None:
         """End the run: all that follows is in runs without this round, unless nobody goes on."""
-        step.seen = {name: count for name, (_, count) in self._seen_by[step.actor].items()}
+        step.seen = seen
         node = self.nodes[len(self.steps) - 1]
         others = [actor for actor in node.enabled if actor != step.actor]
         asleep = {**node.asleep, **node.tried}

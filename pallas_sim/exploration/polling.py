@@ -22,7 +22,7 @@ type Trend = int | None
 
 #: The signs with which the operands of a primitive add to the trend of its result.
 _SIGNS: dict[str, tuple[int, ...]] = {
-    **dict.fromkeys(("add", "and", "or", "max", "min"), (1, 1)),
+    **dict.fromkeys(("add", "max", "min"), (1, 1)),
     **dict.fromkeys(("sub", "gt", "ge"), (1, -1)),
     **dict.fromkeys(("lt", "le"), (-1, 1)),
     **dict.fromkeys(("neg", "not"), (-1,)),
@@ -105,6 +105,8 @@ def _results(eqn: Any, operands: Sequence[Trend]) -> Sequence[Trend]:
     signs = _SIGNS.get(name)
     if name == "convert_element_type" and _keeps_order(eqn):
         signs = (1,)
+    if name in ("and", "or") and eqn.outvars[0].aval.dtype == bool:  # bits of numbers do not rise
+        signs = (1, 1)
     if not any(operands):
         known: Trend = None if None in operands else 0
     elif signs is None or None in operands:
@@ -116,5 +118,6 @@ def _results(eqn: Any, operands: Sequence[Trend]) -> Sequence[Trend]:
 
 
 def _keeps_order(eqn: Any) -> bool:
-    """Return whether a conversion to another dtype keeps the order of counts."""
-    return np.dtype(eqn.outvars[0].aval.dtype).name in ("int32", "int64", "float32")
+    """Return whether a conversion of counts, or of what is computed of them, keeps their order."""
+    before, after = eqn.invars[0].aval.dtype, eqn.outvars[0].aval.dtype
+    return after == before or np.dtype(after).name in ("int32", "int64", "float32")

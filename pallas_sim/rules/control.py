@@ -7,7 +7,7 @@ them. ``in_lanes`` makes a program for arrays of a computation that JAX traced f
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,7 +18,6 @@ from pallas_sim.eager import bind
 from pallas_sim.errors import SimulationError
 from pallas_sim.evaluation import CALLS, Program, called, prepare, prepare_lifted, run
 from pallas_sim.generators import raw_value, value_of
-from pallas_sim.inspector import same_bits
 from pallas_sim.machine import Thread
 from pallas_sim.memory import KeyArray, Ref, locate, to_jax
 from pallas_sim.points import Site, branch_site, loop_site
@@ -59,11 +58,16 @@ def _while(eqn: Equation) -> Evaluate:
         rounds = 0
         of_condition, of_body = args[:first], args[first : first + second]
         carry = list(args[first + second :])
-        choices, before, mark = thread.machine.choices, carry, None
+        choices, mark = thread.machine.choices, None
+
+        def state() -> Hashable:
+            # Of several loops in one, those that have ended keep all of theirs.
+            parts = range(len(carry)) if np.ndim(going) else live()
+            return tuple(np.asarray(raw_value(carry[at])).tobytes() for at in parts)
+
         while np.any(going := run(condition, thread, (*of_condition, *carry))[0]):
             if choices.explores:
-                same = all(same_bits(carry[at], before[at]) for at in live())
-                before, mark = carry, choices.enter_round(thread, mark, same=same)
+                mark = choices.enter_round(thread, mark, state)
             thread.machine.count(1)  # an empty loop has no equations to count
             rounds += 1
             after = run(body, thread, (*of_body, *carry))

@@ -18,7 +18,9 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 from jax.experimental.pallas.ops.tpu import all_gather
 from jax.sharding import PartitionSpec as P
+from pallas_test_support.polling_kernels import on_mesh
 from pallas_test_support.small_programs import (
+    LOOPS,
     ExhaustiveOrder,
     few_polls,
     outcomes,
@@ -49,6 +51,63 @@ def test_all_orders_of_small_programs(seed):
         reduced, count = outcomes(program)
     assert reduced == every
     assert count <= most
+
+
+@pytest.mark.parametrize("seed", range(200))
+def test_all_orders_of_loops_whose_rounds_differ(seed):
+    """Looks in a row, two looks at most, and looks at two counts in turn."""
+    program = random_program(seed, LOOPS)
+    with few_polls():
+        every, most = outcomes(program, ExhaustiveOrder, 2_000)
+        reduced, _ = outcomes(program)
+    assert reduced == every if most < 2_000 else reduced >= every
+
+
+def straight(look: Callable[[], Any]) -> Any:
+    return look() + look()
+
+
+def in_a_scan(look: Callable[[], Any]) -> Any:
+    return jax.lax.fori_loop(0, 2, lambda _, seen: seen + look(), 0)
+
+
+def in_a_loop_that_counts(look: Callable[[], Any]) -> Any:
+    def body(state: Any) -> Any:
+        return state[0] + 1, state[1] + look()
+
+    return jax.lax.while_loop(lambda state: state[0] < 2, body, (0, 0))[1]
+
+
+@pytest.mark.parametrize("looks", [straight, in_a_scan, in_a_loop_that_counts])
+def test_two_looks_may_see_the_same(looks):
+    """Only if both come before the signal, the output is another one."""
+
+    def body(o_ref, sems):
+        o_ref[0] = o_ref[1] = 0
+        me = jax.lax.axis_index("x")
+        pl.when(me == 1)(lambda: pl.semaphore_signal(sems.at[0], 1, device_id=0))
+
+        @pl.when(me == 0)
+        def _():
+            seen = looks(lambda: pl.semaphore_read(sems.at[0]))
+            o_ref[0] = (seen == 0).astype(jnp.int32)
+            pl.semaphore_wait(sems.at[0], 1)
+
+    result = explore(on_mesh(body, 2), target="v6e")
+    assert (result.verdict, result.differs, result.confirmed) == ("wrong", True, True)
+
+
+def test_a_loop_without_end_that_counts_its_looks():
+    def body(o_ref, sems):
+        o_ref[0] = o_ref[1] = jax.lax.while_loop(
+            lambda state: state[0] < 1,
+            lambda state: (pl.semaphore_read(sems.at[0]), state[1] + 1),
+            (0, 0),
+        )[1]
+
+    result = explore(on_mesh(body, 2), target="v6e")
+    assert (result.verdict, result.confirmed) == ("wrong", True)
+    assert isinstance(result.error, DeadlockError)
 
 
 def arrivals(looks: bool, *, more: bool = False) -> Callable[..., Any]:

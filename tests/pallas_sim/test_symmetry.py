@@ -83,9 +83,6 @@ def test_all_orders_of_threads_that_do_the_same(part):
             reduced, _ = outcomes(program, alike=True, waits_for_more=falls)
             every, count = outcomes(program, ExhaustiveOrder, most)
         assert reduced == plain, seed
-        looks = [operation for operation in program[0] if operation[0] == "look"]
-        if len(looks) != len(set(looks)):
-            continue  # the explorer misses orders of two equal looks in a row, with symmetry or not
         assert reduced == every if count < most else reduced >= every, seed
 
 
@@ -196,6 +193,9 @@ def test_one_device_is_alike_to_none():
         (lambda count: count != 3, False),
         (lambda count: count % 2 == 0, False),
         (lambda count: (count < 1) | (count > 2), False),
+        (lambda count: (count < 1) | (count < 2) & (count < 3), True),
+        (lambda count: (count & 1) < 1, False),
+        (lambda count: (count | 2) < 3, False),
         (lambda count: count.astype(jnp.int8) < 3, False),
     ],
 )

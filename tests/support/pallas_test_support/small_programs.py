@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,10 +15,10 @@ from pallas_sim.copies import signal, start, wait
 from pallas_sim.cores import run_concurrently
 from pallas_sim.errors import DeadlockError
 from pallas_sim.exploration import explorer as explorers
-from pallas_sim.exploration.explorer import ExploredStep, Redundant
+from pallas_sim.exploration.explorer import Redundant
 from pallas_sim.exploration.orders import ReducedOrder
 from pallas_sim.exploration.reduction import Search
-from pallas_sim.findings import Owner
+from pallas_sim.findings import Owner, Wait
 from pallas_sim.machine import Machine, Thread
 from pallas_sim.recording import Copy, Semaphore
 
@@ -30,6 +31,9 @@ ORDER = ("signal", "signal", "wait", "wait", "look", "change", "poll")
 #: The same, and accesses to two elements of memory, by threads and by copies.
 MEMORY = ("signal", "signal", "wait", "poll", "read", "write", "copy")
 
+#: Operations with loops whose rounds differ: see ``run_small``.
+LOOPS = ("signal", "signal", "wait", "look", "look", "twice", "either")
+
 #: Operations of threads that all do the same; a number is relative to that of the thread.
 SYMMETRIC = ("signal", "signal", "wait", "look", "poll", "poll two", "poll odd")
 
@@ -41,13 +45,13 @@ ENOUGH = {
 }
 
 
-def random_program(seed: int) -> list[list[Small]]:
+def random_program(seed: int, kinds: Sequence[str] = ()) -> list[list[Small]]:
     """Return the operations of two or three threads; every third program accesses memory.
 
     Of loops and copies there is at most one: by brute force each has many orders.
     """
     chance = random.Random(seed)
-    kinds = list(ORDER if seed % 3 else MEMORY)
+    kinds = list(kinds or (ORDER if seed % 3 else MEMORY))
     program: list[list[Small]] = []
     lengths = [(2, 2), (3, 2), (1, 1, 1), (2, 1, 1)] if seed % 3 else [(2, 2), (2, 1)]
     for length in chance.choice(lengths):
@@ -55,7 +59,7 @@ def random_program(seed: int) -> list[list[Small]]:
         for _ in range(length):
             kind = chance.choice(kinds)
             program[-1].append((kind, chance.randrange(2)))
-            if kind in ("poll", "copy"):
+            if kind in ("poll", "copy", "twice", "either"):
                 kinds = ["signal", "wait", "look" if seed % 3 else "read"]
     return program
 
@@ -80,7 +84,8 @@ def run_small(program: Sequence[Sequence[Small]], machine: Machine) -> str:
     """Run a small program, and return what it gave; what a thread sees decides what it does next.
 
     ``look`` and ``read`` signal if they see something, ``poll`` looks until there is enough, and
-    ``copy`` is waited for at the end of its thread.
+    ``copy`` is waited for at the end of its thread. ``twice`` looks until it sees something, two
+    times at most, and ``either`` at two semaphores in turn, until one of them has something.
     """
     root = Thread(machine)
     used = max(number for operations in program for _, number in operations) + 1
@@ -90,10 +95,45 @@ def run_small(program: Sequence[Sequence[Small]], machine: Machine) -> str:
     machine.choices.name(memory, "memory")
     threads = [root.child(Owner(core=number + 1)) for number in range(len(program))]
 
+    brute_force = isinstance(machine.choices, ExhaustiveOrder)
+
     def look(thread: Thread, semaphore: Semaphore) -> int:
         machine.scheduler.give_way()
         machine.choices.look(thread, "look", semaphore)
         return semaphore.count
+
+    def poll_count(thread: Thread, semaphore: Semaphore, enough: Callable[[int], bool]) -> int:
+        mark = machine.choices.enter_round(thread, None, tuple)
+        while not enough(count := look(thread, semaphore)):
+            mark = machine.choices.enter_round(thread, mark, tuple)
+        return count
+
+    def block_until(
+        thread: Thread, semaphores: Sequence[Semaphore], enough: Callable[[], bool]
+    ) -> None:
+        task = machine.scheduler.current
+        while not enough():
+            for semaphore in semaphores:
+                semaphore.waiting.append(task)
+            machine.scheduler.block(lambda: Wait(owner=thread.owner, on=semaphores[0].name))
+            for semaphore in semaphores:
+                semaphore.waiting[:] = [one for one in semaphore.waiting if one is not task]
+
+    def await_count(thread: Thread, semaphore: Semaphore, enough: Callable[[int], bool]) -> int:
+        machine.scheduler.stop()
+        block_until(thread, [semaphore], lambda: enough(semaphore.count))
+        return semaphore.count
+
+    def look_in_turn(thread: Thread, number: int) -> tuple[int, int]:
+        pair, mark = (semaphores[number], semaphores[number - 1]), None
+        for looks in itertools.count():
+            turn = looks % 2
+            mark = machine.choices.enter_round(thread, mark, lambda turn=turn: turn)
+            if count := look(thread, pair[turn]):
+                return turn, count
+            if brute_force and looks % 4 == 3:
+                block_until(thread, pair, lambda: any(one.count for one in pair))
+        raise AssertionError
 
     def touch(thread: Thread, number: int, kind: Any) -> np.ndarray[Any, Any]:
         machine.scheduler.pause()
@@ -114,10 +154,17 @@ def run_small(program: Sequence[Sequence[Small]], machine: Machine) -> str:
                 if seen[-1] > 1:
                     signal(thread, other, 1)
             elif kind in ENOUGH:
-                mark = machine.choices.enter_round(thread, None, same=False)
-                while not ENOUGH[kind](count := look(thread, semaphore)):
-                    mark = machine.choices.enter_round(thread, mark, same=True)
-                seen.append(count)
+                poll = await_count if brute_force else poll_count
+                seen.append(poll(thread, semaphore, ENOUGH[kind]))
+            elif kind == "twice":
+                mark = None
+                for turn in range(2):
+                    mark = machine.choices.enter_round(thread, mark, lambda turn=turn: turn)
+                    seen.append(look(thread, semaphore))
+                    if seen[-1]:
+                        break
+            elif kind == "either":
+                seen += look_in_turn(thread, number)
             elif kind == "change":
                 machine.scheduler.pause()
                 machine.choices.look(thread, "change", f"v{number}")
@@ -147,13 +194,17 @@ def run_small(program: Sequence[Sequence[Small]], machine: Machine) -> str:
 
 
 class ExhaustiveOrder(ReducedOrder):
-    """Takes every choice, whether steps commute or not."""
+    """Takes every choice, whether steps commute or not, and knows nothing of loops.
+
+    So that there are not endlessly many choices, loops of a small program that look block until
+    they can end.
+    """
+
+    def enter_round(self, thread: Any, mark: Any, state: Any) -> Any:
+        del thread, mark, state
 
     def _asleep(self) -> dict[Any, Any]:
         return {}
-
-    def _spin(self, step: ExploredStep) -> None:
-        pass
 
     def end(self) -> None:
         super().end()
