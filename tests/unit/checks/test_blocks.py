@@ -11,7 +11,7 @@ from jax.experimental import pallas as pl
 
 from pytest_pallas import KernelError, MismatchError, NotApplicableError
 from pytest_pallas import strategies as pst
-from pytest_pallas.checks.forward import blocks, requires_spec
+from pytest_pallas.checks.forward import _requires_tuning, blocks
 from pytest_pallas.checks.verdict import run_check
 from pytest_pallas.draw.arguments import Arguments
 from pytest_pallas.spec import KernelSpec
@@ -112,10 +112,10 @@ def test_which_specs_have_two_tunings(doubled):
         return x
 
     drawn = {"block": st.sampled_from([8, 16])}
-    assert requires_spec(spec(defaults, drawn)) is None
-    assert requires_spec(spec(required, drawn)) == "the kernel has no default for block"
-    assert requires_spec(spec(doubled, {})) == "its inputs draw no tuning"
+    assert _requires_tuning(spec(defaults, drawn)) is None
+    assert _requires_tuning(spec(required, drawn)) == "the kernel has no default for block"
+    assert _requires_tuning(spec(doubled, {})) == "its inputs draw no tuning"
     on_mesh = dataclasses.replace(
         spec(defaults, drawn), inputs=lambda mesh: st.nothing(), meshes=({"x": 2},)
     )
-    assert "mesh" in (requires_spec(on_mesh) or "")
+    assert "mesh" in (_requires_tuning(on_mesh) or "")

@@ -8,7 +8,13 @@ from pytest_pallas.isolate.messages import StepNote, WorkerReply, decoded, encod
 
 
 def test_a_note_survives_its_encoding():
-    note = StepNote(step="a kernel", limit=5.0, drawn=[("drawn", "m=1")], running=["k"])
+    note = StepNote(
+        step="a kernel",
+        limit=5.0,
+        choices=[("dim", "m", "1")],
+        drawn=[("drawn", "m=1")],
+        running=["k"],
+    )
     assert StepNote.decode(note.encode()) == note
     assert StepNote.decode(b"") is None
 
