@@ -269,7 +269,7 @@ class Barrier:
 
     @property
     def count(self) -> int:
-        """What a test looks at: a thread that sees the same again waits for a change."""
+        """What a test looks at: it sees the same until another phase has ended."""
         return self.completed
 
     def wake(self, machine: Machine) -> None:
