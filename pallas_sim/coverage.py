@@ -33,7 +33,8 @@ class Point(NamedTuple):
 
     Attributes:
       kind: see ``Kind``.
-      line: ``file:line`` of the kernel's code, or "" if it has none (code made by ``exec``).
+      line: ``file:line`` of the kernel's code, or "" if it has none (code made by ``exec``). A ring
+        is the same whichever line uses it first, which depends on the run.
       kernel: name of the kernel.
       name: of the reference, for rings, blocks, revisits and waits; "" otherwise.
     """
@@ -42,6 +43,22 @@ class Point(NamedTuple):
     line: str
     kernel: str
     name: str = ""
+
+    def __eq__(self, other: object) -> bool:
+        """Whether it is the same point."""
+        return isinstance(other, Point) and self._identity == other._identity
+
+    def __ne__(self, other: object) -> bool:
+        """As ``__eq__``; that of tuples compares the lines."""
+        return not self == other
+
+    def __hash__(self) -> int:
+        """As points that are equal."""
+        return hash(self._identity)
+
+    @property
+    def _identity(self) -> tuple[str, ...]:
+        return self.kind, "" if self.kind == "ring" else self.line, self.kernel, self.name
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,6 +129,7 @@ def _both(one: Reached, other: Reached) -> Reached:
     }
     return replace(
         one,
+        point=min(one.point, other.point),
         counts=dict(counts),
         missing=open_ways,
         unreachable=ruled_out,

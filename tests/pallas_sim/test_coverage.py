@@ -639,3 +639,15 @@ def test_branches_that_jax_chooses_by_the_platform_are_not_asked_for() -> None:
         o_ref[...] = lax.platform_dependent(x_ref[...], cuda=other, default=lambda x: x)
 
     assert not reached(functools.partial(on_rows, body), ones(8, 128), kind="branch")
+
+
+def test_a_ring_is_one_point_whichever_line_uses_it_first():
+    def ring(line, *ways):
+        point = Point("ring", line, "kernel", "barriers")
+        missing = tuple({"first", "again"} - set(ways))
+        return Reached(point=point, counts=dict.fromkeys(ways, 1), missing=missing)
+
+    [both] = merged([[ring("k.py:9", "first")], [ring("k.py:4", "first", "again")]])
+    assert both.point.line == "k.py:4"
+    assert both.counts == {"first": 2, "again": 1}
+    assert not both.missing
