@@ -125,7 +125,7 @@ _INNER_OF_SIMULATOR = (
     "machine.Device",
     "machine.Engines",
     "machine.StepObserver",
-    "points.Coverage",
+    "counts.Coverage",
     "inspector.RecordedLoad",
     "recording.Copy",
     "recording.Recording",
