@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
-from weakref import WeakSet
 
 import numpy as np
 
@@ -137,7 +136,10 @@ class Simulator:
         small array. None if its function does not ask for their number, refuses this one, or has a
         kernel without any program then: a cluster may need more.
         """
-        if not call.settings.jit or call.function not in _ASKING:
+        from pytest_pallas.backends.tracing import asks_for, on_host
+
+        static, _ = on_host(call.with_settings(rewriting=None))
+        if not call.settings.jit or not asks_for(static, "core_count"):
             return None
         part = dataclasses.replace(
             self,
@@ -284,10 +286,6 @@ class Simulator:
         return outcome, None if program is None else program.jaxpr
 
 
-#: Functions that have asked how many multiprocessors a GPU has.
-_ASKING: WeakSet[Any] = WeakSet()
-
-
 @dataclass(frozen=True)
 class _CachedRun:
     """A cached run.
@@ -311,15 +309,11 @@ def _tell(call: Call, jaxpr: Any, kernels: Sequence[Any]) -> None:
 
 def _traced(backend: Simulator, call: Call) -> Any:
     """Return the trace of a call, without its rewriting; JAX caches it."""
-    from pallas_sim.tracing import noting_questions
     from pytest_pallas.backends.tracing import jitted, on_host
 
     static, arrays = on_host(call.with_settings(rewriting=None))
-    with backend.context(), noting_questions() as questions:
-        traced = jitted(static).trace(arrays)
-    if "core_count" in questions:
-        _ASKING.add(call.function)
-    return traced
+    with backend.context():
+        return jitted(static).trace(arrays)
 
 
 @dataclass(frozen=True)

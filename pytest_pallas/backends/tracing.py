@@ -17,7 +17,7 @@ from jax.extend.core import jaxpr_as_fun
 
 from pallas_sim.errors import OptionError
 from pallas_sim.traces import limit_traces
-from pallas_sim.tracing import tracing_for
+from pallas_sim.tracing import noting_questions, tracing_for
 from pytest_pallas.backends.ending import uncaught
 from pytest_pallas.backends.protocol import Backend, Call, chip_of
 from pytest_pallas.compat.fuzzing import rejecting
@@ -185,11 +185,13 @@ class _JittedCall:
       function: the function; it counts its traces.
       traces: how often JAX traced it.
       kept: whether ``JittedCalls`` keeps it.
+      questions: what it asks the devices of the chip for, by attribute.
     """
 
     function: Callable[..., Any] = apply
     traces: int = 0
     kept: bool = True
+    questions: set[str] = dataclasses.field(default_factory=set[str])
 
     @functools.cached_property
     def usual(self) -> Any:
@@ -246,7 +248,10 @@ class JittedCalls:
         def traced(arrays: list[Any]) -> Any:
             call.traces += 1
             self.traces += call.kept
-            return apply(static, arrays)
+            with noting_questions() as questions:
+                result = apply(static, arrays)
+            call.questions |= questions
+            return result
 
         traced.__name__ = traced.__qualname__ = apply.__name__  # programs are named so
         call.function = traced
@@ -270,6 +275,11 @@ def jitted(static: StaticPart, *, quick: bool = False) -> Any:
     """
     call = _JITTED.get(static)
     return call.quick if quick else call.usual
+
+
+def asks_for(static: StaticPart, attribute: str) -> bool:
+    """Return whether the calls of a static part asked a device for an attribute when traced."""
+    return attribute in _JITTED.get(static).questions
 
 
 def identity(value: Any) -> Hashable:
