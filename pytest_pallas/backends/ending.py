@@ -40,8 +40,9 @@ def _line(frame: FrameType | None) -> str:
     return ""
 
 
-#: Seconds until the next attempt where an exception would be lost, and for how long it waits.
-_SOON, _WAITS = 0.005, 1.0
+#: Seconds until the next attempt where an exception would be lost, and how often it is put off.
+#: That is counted, because signals come late while memory is collected.
+_SOON, _MOST_PUT_OFF = 0.005, 200
 
 
 def _loses_exceptions(frame: FrameType | None) -> bool:
@@ -158,10 +159,11 @@ def _alarmed(
         yield
         return
     over = False
+    put_off = 0
     patient = waiting is not None and patience < seconds
 
     def stop(_: int, frame: FrameType | None) -> None:
-        nonlocal patient
+        nonlocal patient, put_off
         if over:
             return
         if patient and waiting is not None:
@@ -170,7 +172,8 @@ def _alarmed(
             signal.setitimer(signal.ITIMER_REAL, rest, _AGAIN)
             waiting()
             return
-        if time.monotonic() - started < seconds + _WAITS and _loses_exceptions(frame):
+        if put_off < _MOST_PUT_OFF and _loses_exceptions(frame):
+            put_off += 1
             signal.setitimer(signal.ITIMER_REAL, _SOON, _AGAIN)
             return
         raise late(_line(frame))
