@@ -374,7 +374,7 @@ def _conditions_of(launch: _Launch) -> KernelConditions:
 
 
 def _takes_turns(ring: _Ring, launches: Sequence[_Launch]) -> bool:
-    """Return whether slots take turns, of which none was used again.
+    """Return whether slots take turns, if no slot was used again.
 
     They do in a pipeline of JAX's, and if the index goes round. If the trace has the index as a
     number, they do unless each slot has something of its own: all of them are used, each by another

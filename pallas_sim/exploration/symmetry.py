@@ -53,13 +53,13 @@ def are_alike(jaxpr: Any) -> bool:
         try:
             _differing(inner, [True] * len(inner.invars))
             known = any(eqn.primitive.name == "shard_map" for eqn in equations_of(inner))
-        except _Unlike:
+        except _UnlikeError:
             known = False
         _KNOWN[jaxpr] = known
     return known
 
 
-class _Unlike(Exception):  # noqa: N818
+class _UnlikeError(Exception):
     """Ends the analysis: which device it is, or data, decides what happens next."""
 
 
@@ -72,7 +72,7 @@ def _differing(jaxpr: Any, inputs: Sequence[bool], *, captured: bool = False) ->
       captured: whether what it has captured may; as a rule these are constants.
 
     Raises:
-      _Unlike: such a value decides what happens next.
+      _UnlikeError: such a value decides what happens next.
     """
     differs: dict[Any, bool] = dict(zip(jaxpr.invars, inputs, strict=True))
     differs.update(dict.fromkeys(jaxpr.constvars, captured))
@@ -108,7 +108,7 @@ def _results(eqn: Any, operands: list[bool]) -> Sequence[bool]:
         body = open_jaxpr(params["jaxpr"])[0]
         _differing(body, [True] * len(body.invars), captured=True)
     elif any(map(_synchronizes, sub_jaxprs(eqn))):
-        raise _Unlike
+        raise _UnlikeError
     return [_may_differ(eqn, operands)] * len(eqn.outvars)
 
 
@@ -156,7 +156,7 @@ def _of_loop(body: Any, operands: list[bool], constants: int, carried: int) -> l
 def _require_alike(values: Iterable[bool]) -> None:
     """Reject values that decide what happens next and may differ."""
     if any(values):
-        raise _Unlike
+        raise _UnlikeError
 
 
 def _synchronizes(jaxpr: Any) -> bool:
