@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
+
+import numpy as np
 
 from pallas_sim.compat.jaxprs import is_literal, is_reference, open_jaxpr, scan_parts, sub_jaxprs
 
@@ -27,7 +29,7 @@ class Interval:
 
     Attributes:
       low: its least value; of booleans 0 or 1.
-      high: its largest.
+      high: its largest. What has no bound is taken not to wrap around.
       sources: what it depends on.
       source: the only thing that it is a line of, or None.
       factor: it is ``factor * source + offset``.
@@ -243,8 +245,18 @@ class KernelConditions:
         value = self._values.get(key)
         if value is None:
             self._values[key] = UNKNOWN
-            value = self._values[key] = self._computed(atom, frame)
+            value = self._values[key] = _held(self._computed(atom, frame), atom.aval)
         return value
+
+    def results(self) -> Iterator[tuple[Any, Any, Interval]]:
+        """Yield each result of an equation of the kernel, before its dtype makes it wrap around.
+
+        That is the equation, the variable, and what is known.
+        """
+        for frame in dict.fromkeys(frame for frames in self._frames.values() for frame in frames):
+            for eqn in frame.jaxpr.eqns:
+                for var in eqn.outvars:
+                    yield eqn, var, self._result(eqn, var, frame)
 
     def _computed(self, atom: Any, frame: _CalledJaxpr) -> Interval:
         known = frame.known.get(atom)
@@ -287,7 +299,7 @@ class KernelConditions:
             (name in _SIGNS or name == "is_finite") and _is_float(eqn.invars[0].aval)
         )
         compute = _COMPUTE.get(name)
-        if compute is None:
+        if compute is None or (name == "div" and _is_float(eqn.invars[0].aval)):
             turns = name == "xor" or any(value.turns for value in values)
             return Interval(sources=sources, turns=turns, measures=measures)
         value = compute(*values)
@@ -397,6 +409,18 @@ def _is_float(aval: Any) -> bool:
     return getattr(getattr(aval, "dtype", None), "kind", "") not in ("i", "u", "b", "")
 
 
+def _held(value: Interval, aval: Any) -> Interval:
+    """Return what is known of a value once its dtype holds it: nothing if it may wrap around."""
+    dtype = getattr(aval, "dtype", None)
+    if not isinstance(dtype, np.dtype) or dtype.kind not in "iu":
+        return value
+    info = np.iinfo(dtype)
+    wraps = any(
+        math.isfinite(end) and not info.min <= end <= info.max for end in (value.low, value.high)
+    )
+    return Interval(sources=value.sources, turns=True, measures=value.measures) if wraps else value
+
+
 def _literal(value: Any) -> Interval:
     number = value.item() if getattr(value, "shape", None) == () else value
     if not isinstance(number, (bool, int, float)) or math.isnan(number):
@@ -459,31 +483,58 @@ def _product(one: Interval, other: Interval) -> Interval:
                 offset=line.offset * factor,
                 test=None,
             )
-    if one.low >= 0 and other.low >= 0 and math.isfinite(one.low * other.low):
-        return Interval(one.low * other.low, _times(one.high, other.high))
-    return UNKNOWN
+    return _of_corners(_times, one, other)
 
 
 def _times(one: float, other: float) -> float:
     return 0 if not one or not other else one * other
 
 
+def _of_corners(
+    function: Callable[[float, float], float], one: Interval, other: Interval
+) -> Interval:
+    """Return the interval of a function that is monotone in each operand."""
+    corners = [function(x, y) for x in (one.low, one.high) for y in (other.low, other.high)]
+    return Interval(min(corners), max(corners), turns=one.turns or other.turns)
+
+
 def _quotient(one: Interval, other: Interval) -> Interval:
-    divisor = other.constant
-    if divisor is None or divisor <= 0 or one.low < 0:
+    """Return the interval of a quotient of integers, rounded towards 0."""
+    if other.low <= 0 <= other.high:
         return Interval(turns=one.turns)
-    high = one.high // divisor if math.isfinite(one.high) else math.inf
-    return Interval(one.low // divisor, high, turns=one.turns)
+    return _of_corners(_divided, one, other)
+
+
+def _divided(one: float, other: float) -> float:
+    size = 0 if math.isinf(other) else abs(one) if math.isinf(one) else abs(one) // abs(other)
+    return size if (one < 0) == (other < 0) else -size
 
 
 def _remainder(one: Interval, other: Interval) -> Interval:
-    divisor = other.constant
-    if divisor is None or divisor <= 0:
+    """Return the interval of a remainder, which has the sign of the first operand."""
+    if other.low <= 0 <= other.high:
         return Interval(turns=True)
-    if one.low >= 0 and one.high < divisor:
+    if one.low >= 0 and one.high < min(abs(other.low), abs(other.high)):
         return replace(one, turns=True, test=None)
-    low = 0 if one.low >= 0 else 1 - divisor
-    return Interval(low, divisor - 1, turns=True)
+    most = max(abs(other.low), abs(other.high)) - 1
+    return Interval(max(min(one.low, 0), -most), min(max(one.high, 0), most), turns=True)
+
+
+def _shifted(value: Interval, by: Interval, *, left: bool) -> Interval:
+    """Return the interval of the bits of a number, moved."""
+    if not 0 <= by.low <= by.high < _BITS:
+        return Interval(turns=value.turns)
+    factor = Interval(2**by.low, 2**by.high)
+    return _product(value, factor) if left else _of_corners(_floored, value, factor)
+
+
+def _floored(one: float, other: float) -> float:
+    return one if math.isinf(one) else one // other
+
+
+def _shifted_bits(value: Interval, by: Interval) -> Interval:
+    """Return the interval of bits that are moved right, with zeros in their place."""
+    return _shifted(value, by, left=False) if value.low >= 0 else Interval(turns=value.turns)
 
 
 def _maximum(one: Interval, other: Interval) -> Interval:
@@ -590,12 +641,16 @@ def _loaded(memory: Interval, *_: Interval) -> Interval:
     return Interval(sources=memory.sources, source=source)
 
 
+#: Of the widest integers.
+_BITS = 64
+
 #: The interval of a result, of those of the operands, by primitive.
 _COMPUTE: Mapping[str, Callable[..., Interval]] = {
     **dict.fromkeys(
         (
             *("convert_element_type", "broadcast_in_dim", "reshape", "squeeze", "copy"),
             *("stop_gradient", "multiple_of", "optimization_barrier", "reduce_precision"),
+            *("expand_dims", "reduce_max", "reduce_min", "rev", "slice", "transpose"),
         ),
         _same,
     ),
@@ -613,5 +668,8 @@ _COMPUTE: Mapping[str, Callable[..., Interval]] = {
     "select_n": _chosen,
     "get": _loaded,
     "clamp": _clamped,
+    "shift_left": functools.partial(_shifted, left=True),
+    "shift_right_arithmetic": functools.partial(_shifted, left=False),
+    "shift_right_logical": _shifted_bits,
     **{name: _compared(name) for name in _SIGNS},
 }

@@ -435,9 +435,9 @@ def _open_of_loop(rounds: Interval) -> Mapping[str, bool]:
     None and one are ways of a loop whose bounds are not known before.
     """
     ways = {"several": rounds.high >= 2}
-    if rounds.counts and rounds.constant is None:
+    if rounds.counts and (rounds.sources or rounds.constant is None):
         ways |= {"none": True} if rounds.low <= 0 else {}
-        ways |= {"one": True} if rounds.low <= 1 <= rounds.high else {}
+        ways |= {"one": rounds.high >= 1} if rounds.low <= 1 else {}
     return ways
 
 

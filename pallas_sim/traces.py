@@ -8,6 +8,7 @@ machine imports them from here, and follows JAX's changes by upgrading this pack
 - the kernels among them: ``KERNEL_PRIMITIVES``, ``kernel_name``, ``written_for``, ``platform_of``;
 - the grid and the blocks of a ``pallas_call``: ``grid_facts``, a ``GridFacts`` of ``BlockFacts``;
 - what a kernel does with memory: ``space_of``, ``written_inputs``, ``is_indexer``;
+- what is known of the numbers in its body: ``KernelConditions``;
 - the user's lines: ``source_line``, ``note_callers``, ``place_of_call``, a ``Spot``;
 - other programs of a trace: ``called_by``, ``expanded``, ``without_dead_code``, ``discharged``;
 - tracing itself, for compilers: ``interpret_ignored``, ``exact_exports``, ``limit_traces``.
@@ -60,6 +61,7 @@ from pallas_sim.compat.source import (
     places_in_kernel,
     source_line,
 )
+from pallas_sim.conditions import KernelConditions
 from pallas_sim.transforms import Operand
 
 __all__ = [
@@ -67,6 +69,7 @@ __all__ = [
     "KERNEL_PRIMITIVES",
     "BlockFacts",
     "GridFacts",
+    "KernelConditions",
     "Operand",
     "Spot",
     "argument_names",

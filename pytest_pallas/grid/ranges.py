@@ -7,18 +7,15 @@ ranges through the body of a kernel, and ``overflows`` makes findings of those t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
-from pallas_sim.traces import is_literal, open_jaxpr, scan_parts, source_line
+from pallas_sim.traces import KernelConditions, source_line
 from pytest_pallas.grid.findings import GridFinding
-from pytest_pallas.grid.kernel_calls import KernelCall, called_jaxpr
-
-#: The least and the largest number that a value can be; None where that is not known.
-type Range = tuple[int, int] | None
+from pytest_pallas.grid.kernel_calls import KernelCall
 
 #: Integers of so many bytes hold numbers that sizes of arrays exceed.
 _NARROW = 2
@@ -90,217 +87,11 @@ def narrow_values(call: KernelCall, grid: Sequence[int | None]) -> list[NarrowVa
     assert call.facts is not None
     counted = [size for axis, size in enumerate(grid) if axis not in call.facts.vmapped]
     values: list[NarrowValue] = []
-    jaxpr, _ = open_jaxpr(call.eqn.params["jaxpr"])
-    _RangeWalk(counted, values).outputs(jaxpr, [None] * len(jaxpr.invars))
+    for eqn, var, known in KernelConditions(call.eqn, counted).results():
+        dtype = getattr(var.aval, "dtype", None)
+        if not isinstance(dtype, np.dtype) or dtype.kind not in "iu" or dtype.itemsize > _NARROW:
+            continue
+        if math.isfinite(known.low) and math.isfinite(known.high):
+            ends = (math.floor(known.low), math.ceil(known.high))
+            values.append(NarrowValue(dtype.name, ends, source_line(eqn) or ""))
     return values
-
-
-class _RangeWalk:
-    """A walk through the body of a kernel."""
-
-    def __init__(self, grid: Sequence[int | None], values: list[NarrowValue]) -> None:
-        """Add what is narrow to ``values``."""
-        self._grid = grid
-        self._values = values
-
-    def outputs(self, jaxpr: Any, inputs: Sequence[Range]) -> list[Range]:
-        """Return the ranges of the results of an open jaxpr."""
-        known: dict[Any, Range] = dict(zip(jaxpr.invars, inputs, strict=True))
-
-        def read(atom: Any) -> Range:
-            if not is_literal(atom):
-                return known.get(atom)
-            exact = np.ndim(atom.val) == 0 and np.asarray(atom.val).dtype.kind in "iub"
-            return (int(atom.val), int(atom.val)) if exact else None
-
-        for eqn in jaxpr.eqns:
-            results = self._results(eqn, [read(atom) for atom in eqn.invars])
-            for var, result in zip(eqn.outvars, results, strict=True):
-                known[var] = self._held(eqn, var.aval, result)
-        return [read(atom) for atom in jaxpr.outvars]
-
-    def _held(self, eqn: Any, aval: Any, result: Range) -> Range:
-        """Return the range that a dtype holds, and keep it if the dtype is narrow."""
-        dtype = getattr(aval, "dtype", None)
-        if result is None or not isinstance(dtype, np.dtype) or dtype.kind not in "iu":
-            return result if isinstance(dtype, np.dtype) and dtype.kind == "b" else None
-        info = np.iinfo(dtype)
-        fits = info.min <= result[0] and result[1] <= info.max
-        if dtype.itemsize <= _NARROW:
-            value = NarrowValue(dtype.name, result, source_line(eqn) or "")
-            self._values.append(value)
-        return result if fits else None
-
-    def _results(self, eqn: Any, operands: Sequence[Range]) -> Sequence[Range]:
-        name, params = eqn.primitive.name, eqn.params
-        called = called_jaxpr(eqn)
-        if called is not None:
-            return self.outputs(called[0], operands)
-        if name == "cond":
-            branches = [
-                self.outputs(open_jaxpr(branch)[0], operands[1:]) for branch in params["branches"]
-            ]
-            return [_union(results) for results in zip(*branches, strict=True)]
-        if name == "scan":
-            return self._scanned(eqn, operands)
-        if name == "while":
-            return self._repeated(eqn, operands)
-        unknown = [None] * len(eqn.outvars)
-        if len(eqn.outvars) != 1:
-            return unknown
-        if name == "program_id":
-            size = self._size(params["axis"])
-            return unknown if size is None else [(0, max(size - 1, 0))]
-        if name == "num_programs":
-            size = self._size(params["axis"])
-            return unknown if size is None else [(size, size)]
-        if name == "iota":
-            return [(0, max(params["shape"][params["dimension"]] - 1, 0))]
-        if name == "select_n":
-            return [_union(operands[1:])]
-        if None in operands or not operands:
-            return [_masked(operands)] if name == "and" else unknown
-        ranges = [operand for operand in operands if operand is not None]
-        return [_OPERATIONS[name](*ranges)] if name in _OPERATIONS else unknown
-
-    def _size(self, axis: int) -> int | None:
-        return self._grid[axis] if axis < len(self._grid) else None
-
-    def _scanned(self, eqn: Any, operands: Sequence[Range]) -> list[Range]:
-        """Return the ranges after a loop of known length, whose counters have one in it."""
-        body, _ = open_jaxpr(eqn.params["jaxpr"])
-        consts, carried, _ = scan_parts(eqn.params, len(operands))
-        steps = max(eqn.params["length"] - 1, 0)
-        inputs: list[Range] = [*operands[:consts], *[None] * (len(operands) - consts)]
-        for position in range(consts, consts + carried):
-            start = operands[position]
-            if start is not None and _counts(body, position, position - consts):
-                inputs[position] = (start[0], start[1] + steps)
-        self.outputs(body, inputs)
-        return [None] * len(eqn.outvars)
-
-    def _repeated(self, eqn: Any, operands: Sequence[Range]) -> list[Range]:
-        """Return the ranges after a ``while``: of a counter up to a bound, in the loop."""
-        condition, _ = open_jaxpr(eqn.params["cond_jaxpr"])
-        body, _ = open_jaxpr(eqn.params["body_jaxpr"])
-        first, second = eqn.params["cond_nconsts"], eqn.params["body_nconsts"]
-        carried = list(operands[first + second :])
-        inside: list[Range] = [None] * len(carried)
-        for number, start in enumerate(carried):
-            if start is None or not _counts(body, second + number, number):
-                continue
-            for test in condition.eqns:
-                left, right = test.invars if test.primitive.name == "lt" else (None, None)
-                if left is condition.invars[first + number]:
-                    bound = self._bound(condition, right, [*operands[:first], *carried])
-                    if bound is not None:
-                        inside[number] = (start[0], max(bound - 1, start[0]))
-        for number, out in enumerate(body.outvars):
-            if out is body.invars[second + number]:
-                inside[number] = carried[number]  # what no iteration changes
-        self.outputs(body, [*operands[first : first + second], *inside])
-        return [None] * len(eqn.outvars)
-
-    def _bound(self, condition: Any, atom: Any, operands: Sequence[Range]) -> int | None:
-        if is_literal(atom):
-            return int(atom.val)
-        known = dict(zip(condition.invars, operands, strict=True)).get(atom)
-        return None if known is None else known[1]
-
-
-def _counts(body: Any, position: int, output: int) -> bool:
-    """Return whether a carried value is itself plus 1 after an iteration."""
-    before, after = body.invars[position], body.outvars[output]
-    return any(
-        eqn.primitive.name == "add"
-        and eqn.outvars[0] is after
-        and eqn.invars[0] is before
-        and is_literal(eqn.invars[1])
-        and np.ndim(eqn.invars[1].val) == 0
-        and int(eqn.invars[1].val) == 1
-        for eqn in body.eqns
-    )
-
-
-def _union(ranges: Sequence[Range]) -> Range:
-    known = [one for one in ranges if one is not None]
-    if not known or len(known) < len(ranges):
-        return None
-    return min(low for low, _ in known), max(high for _, high in known)
-
-
-def _masked(operands: Sequence[Range]) -> Range:
-    """Return the range of the bits that a mask leaves of anything."""
-    masks = [one[1] for one in operands if one is not None and one[0] == one[1] >= 0]
-    return (0, min(masks)) if masks else None
-
-
-def _corners(function: Callable[[int, int], int]) -> Callable[..., Range]:
-    """Make the operation on ranges of one that is monotone in each operand."""
-
-    def apply(one: tuple[int, int], other: tuple[int, int]) -> Range:
-        corners = [function(x, y) for x in one for y in other]
-        return min(corners), max(corners)
-
-    return apply
-
-
-def _kept(one: tuple[int, int], *_: Any) -> Range:
-    return one
-
-
-def _clamped(low: tuple[int, int], one: tuple[int, int], high: tuple[int, int]) -> Range:
-    ends = (min(max(x, least), most) for x, least, most in zip(one, low, high, strict=True))
-    return next(ends), next(ends)
-
-
-def _quotient(one: tuple[int, int], other: tuple[int, int]) -> Range:
-    if other[0] <= 0 <= other[1]:
-        return None
-    return _corners(lambda x, y: int(abs(x) // abs(y)) * (1 if (x < 0) == (y < 0) else -1))(
-        one, other
-    )
-
-
-def _remainder(one: tuple[int, int], other: tuple[int, int]) -> Range:
-    most = max(abs(other[0]), abs(other[1])) - 1
-    if most < 0 or other[0] <= 0 <= other[1]:
-        return None
-    return max(min(one[0], 0), -most), min(max(one[1], 0), most)
-
-
-def _anded(one: tuple[int, int], other: tuple[int, int]) -> Range:
-    return (0, min(one[1], other[1])) if min(one[0], other[0]) >= 0 else _masked([one, other])
-
-
-def _shifted(one: tuple[int, int], other: tuple[int, int]) -> Range:
-    return _corners(lambda x, y: x >> y)(one, other) if 0 <= other[0] <= other[1] < 64 else None
-
-
-def _shifted_left(one: tuple[int, int], other: tuple[int, int]) -> Range:
-    return _corners(lambda x, y: x << y)(one, other) if 0 <= other[0] <= other[1] < 64 else None
-
-
-_OPERATIONS: Mapping[str, Callable[..., Range]] = {
-    **dict.fromkeys(
-        (
-            *("broadcast_in_dim", "convert_element_type", "copy", "expand_dims", "multiple_of"),
-            *("reduce_max", "reduce_min", "reshape", "rev", "slice", "squeeze", "stop_gradient"),
-            "transpose",
-        ),
-        _kept,
-    ),
-    "add": _corners(lambda x, y: x + y),
-    "and": _anded,
-    "clamp": _clamped,
-    "div": _quotient,
-    "max": _corners(max),
-    "min": _corners(min),
-    "mul": _corners(lambda x, y: x * y),
-    "neg": lambda one: (-one[1], -one[0]),
-    "rem": _remainder,
-    "shift_left": _shifted_left,
-    "shift_right_arithmetic": _shifted,
-    "shift_right_logical": lambda one, by: _shifted(one, by) if one[0] >= 0 else None,
-    "sub": _corners(lambda x, y: x - y),
-}

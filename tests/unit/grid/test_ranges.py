@@ -1,12 +1,14 @@
 """Positions in narrow integers: where they wrap around."""
 
 import functools
+import random
 
 import jax
 import jax.numpy as jnp
 import pytest
 from jax.experimental import pallas as pl
 
+from pallas_sim.traces import KernelConditions
 from pytest_pallas import GridError, KernelSpec, analyze, check
 from pytest_pallas import strategies as pst
 
@@ -53,6 +55,7 @@ HOLDING = {
     "clipped": lambda i: jnp.clip(i, 0, 100).astype(jnp.int8),
     "quotient": lambda i: (i * B // 64).astype(jnp.int16),
     "loop": lambda i: looped(i, jnp.int32, lambda i, j: (i + j).astype(jnp.int16)),
+    "hash": lambda i: (i * 0x9E3779B).astype(jnp.int16),
 }
 
 
@@ -127,3 +130,55 @@ def test_a_kernel_may_reject_sizes_or_choose_a_dtype():
 
     checked(rejecting, **AROUND)
     checked(choosing, **AROUND)
+
+
+SIZE = 40
+
+#: Operations on numbers that a kernel computes of the number of its program.
+OPERATIONS = (
+    lambda a, b: a + b,
+    lambda a, b: a - b,
+    lambda a, b: (a % 50) * (b % -50),
+    lambda a, b: a // jnp.maximum(abs(b), 1),
+    lambda a, b: jax.lax.div(a, jnp.where(b > -3, 3, -b)),
+    lambda a, b: a % 7,
+    lambda a, b: jax.lax.rem(a, jnp.int32(-5)),
+    lambda a, b: jnp.minimum(a, b),
+    lambda a, b: jnp.clip(a, -9, b),
+    lambda a, b: a & 15,
+    lambda a, b: a >> 2,
+    lambda a, b: jax.lax.rem(a, jnp.int32(99)) << 3,
+    lambda a, b: jax.lax.shift_right_logical(a, 1),
+    lambda a, b: jnp.where(a > b, a, -b),
+    lambda a, b: (a.astype(jnp.float32) / 2).astype(jnp.int32),
+)
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_every_number_is_within_its_range(seed):
+    draw = random.Random(seed)
+    start = draw.choice([1, -1, 3])
+    steps = [
+        (draw.choice(OPERATIONS), draw.randint(0, at), draw.randint(0, at)) for at in range(1, 6)
+    ]
+
+    def computed(i):
+        values = [i, i * start - 9]
+        for operation, first, second in steps:
+            values.append(operation(values[first], values[second]))
+        return values[-1]
+
+    def body(o_ref):
+        o_ref[...] = jnp.full((1, B), computed(pl.program_id(0)))
+
+    def run():
+        block = pl.BlockSpec((1, B), lambda i: (i, 0))
+        shape = jax.ShapeDtypeStruct((SIZE, B), "int32")
+        return pl.pallas_call(body, grid=(SIZE,), out_specs=block, out_shape=shape)()
+
+    [kernel] = jax.make_jaxpr(run)().eqns
+    [store] = [eqn for eqn in kernel.params["jaxpr"].eqns if eqn.primitive.name == "swap"]
+    known = KernelConditions(kernel, [SIZE]).of_operand(store, 1)
+    numbers = jax.vmap(computed)(jnp.arange(SIZE, dtype=jnp.int32))
+    assert known.low <= int(numbers.min())
+    assert int(numbers.max()) <= known.high
