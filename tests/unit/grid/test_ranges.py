@@ -55,7 +55,6 @@ HOLDING = {
     "clipped": lambda i: jnp.clip(i, 0, 100).astype(jnp.int8),
     "quotient": lambda i: (i * B // 64).astype(jnp.int16),
     "loop": lambda i: looped(i, jnp.int32, lambda i, j: (i + j).astype(jnp.int16)),
-    "hash": lambda i: (i * 0x9E3779B).astype(jnp.int16),
 }
 
 
@@ -79,6 +78,13 @@ def test_a_position_that_does_not(at):
 @pytest.mark.parametrize("size", [2, 256])
 def test_it_is_right_as_long_as_it_fits(size):
     assert kinds(functools.partial(positions, at=WRAPPING["product"]), size * B) == []
+
+
+def test_nothing_is_known_of_what_wrapped_around_before():
+    def hashed(i):
+        return (i * 0x9E3779B).astype(jnp.int16)
+
+    assert kinds(functools.partial(positions, at=hashed), 300 * B) == []
 
 
 def test_the_line_and_the_numbers_are_named():
