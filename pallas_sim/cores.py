@@ -9,8 +9,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-import weakref
-from collections.abc import Callable, Generator, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Hashable, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -18,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from pallas_sim.chips import cores_of
-from pallas_sim.compat.jaxprs import open_jaxpr, sub_jaxprs
+from pallas_sim.compat.jaxprs import equations
 from pallas_sim.compat.places import names_a_device
 from pallas_sim.errors import MissingRuleError, SimulationError
 from pallas_sim.findings import Wait
@@ -218,50 +217,6 @@ def _barrier_semaphore(jaxprs: Sequence[Any], params: Any, tags: Sequence[Any]) 
 
 def _listed(names: Sequence[Any]) -> str:
     return ", ".join(map(repr, names))
-
-
-#: An equation with the jaxprs inside of it.
-_Nested = tuple[Any, tuple[Any, ...]]
-
-#: Kept as long as the jaxpr: several walks of a kernel follow each other.
-_NESTED: weakref.WeakKeyDictionary[Any, tuple[_Nested, ...]] = weakref.WeakKeyDictionary()
-
-
-def _nested(jaxpr: Any) -> tuple[_Nested, ...]:
-    inner = open_jaxpr(jaxpr)[0]
-    nested = _NESTED.get(inner)
-    if nested is None:
-        nested = _NESTED[inner] = tuple((eqn, tuple(sub_jaxprs(eqn))) for eqn in inner.eqns)
-    return nested
-
-
-def equations(*jaxprs: Any) -> Iterator[Any]:
-    """Yield the equations of jaxprs, those within others after these."""
-    for jaxpr in jaxprs:
-        for eqn, inner in _nested(jaxpr):
-            yield eqn
-            if inner:
-                yield from equations(*inner)
-
-
-def most_at_a_time(
-    jaxpr: Any, taken_by: Callable[[Any], Sequence[tuple[str, int]]]
-) -> list[tuple[str, int]]:
-    """Return what equations take at a time, where the sum of that is largest: names and amounts.
-
-    Args:
-      jaxpr: whose equations follow each other. What one takes it has while those inside run.
-      taken_by: gives what an equation takes: names and amounts.
-    """
-    best: list[tuple[str, int]] = []
-    for eqn, jaxprs in _nested(jaxpr):
-        inside = max((most_at_a_time(inner, taken_by) for inner in jaxprs), key=_sum, default=[])
-        best = max(best, [*taken_by(eqn), *inside], key=_sum)
-    return best
-
-
-def _sum(taken: Sequence[tuple[str, int]]) -> int:
-    return sum(amount for _, amount in taken)
 
 
 @contextmanager

@@ -18,6 +18,7 @@ from pallas_sim.compat.jaxprs import (
     is_literal,
     kernel_name,
     key_shape,
+    most_at_a_time,
     open_jaxpr,
     read_inputs,
     semaphore_kind,
@@ -25,7 +26,7 @@ from pallas_sim.compat.jaxprs import (
     written_inputs,
 )
 from pallas_sim.compat.source import source_line
-from pallas_sim.cores import Traffic, most_at_a_time, traffic_of
+from pallas_sim.cores import Traffic, traffic_of
 from pallas_sim.dtypes import Array
 from pallas_sim.errors import SimulationError
 from pallas_sim.evaluation import Program, prepare, prepare_lifted, run

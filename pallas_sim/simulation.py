@@ -14,9 +14,8 @@ import numpy as np
 from pallas_sim import rules as rules  # which registers them
 from pallas_sim.chips import DEFAULT_TARGETS, TARGETS, Target, accumulations
 from pallas_sim.compat.grids import platform_of
-from pallas_sim.compat.jaxprs import KERNEL_PRIMITIVES
+from pallas_sim.compat.jaxprs import KERNEL_PRIMITIVES, equations
 from pallas_sim.copies import release
-from pallas_sim.cores import equations
 from pallas_sim.coverage import Reached
 from pallas_sim.eager import EvaluateJaxpr, evaluated_eagerly, evaluating_eagerly
 from pallas_sim.errors import (

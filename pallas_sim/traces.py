@@ -4,7 +4,8 @@ Public. JAX documents little of what its jaxprs hold, so each of these functions
 of JAX, in ``pallas_sim.compat``, where its docstring and its test are. Whoever builds upon the
 machine imports them from here, and follows JAX's changes by upgrading this package:
 
-- equations and the jaxprs inside them: ``sub_jaxprs``, ``open_jaxpr``, ``is_literal``;
+- equations and the jaxprs inside them: ``equations``, ``equations_inside``, ``sub_jaxprs``,
+  ``open_jaxpr``, ``is_literal``;
 - the kernels among them: ``KERNEL_PRIMITIVES``, ``kernel_name``, ``written_for``, ``platform_of``;
 - the grid and the blocks of a ``pallas_call``: ``grid_facts``, a ``GridFacts`` of ``BlockFacts``;
 - what a kernel does with memory: ``space_of``, ``written_inputs``, ``is_indexer``;
@@ -33,6 +34,8 @@ from pallas_sim.compat.jaxprs import (
     argument_names,
     called_by,
     discharged,
+    equations,
+    equations_inside,
     expanded,
     is_dropped,
     is_literal,
@@ -75,6 +78,8 @@ __all__ = [
     "argument_names",
     "called_by",
     "discharged",
+    "equations",
+    "equations_inside",
     "exact_exports",
     "expanded",
     "grid_facts",

@@ -16,7 +16,8 @@ from __future__ import annotations
 import functools
 import importlib
 import inspect
-from collections.abc import Generator, Iterator, Mapping, Sequence
+import weakref
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, cast
@@ -67,9 +68,12 @@ def called(params: Mapping[str, Any]) -> Any:
     return next(params[name] for name in names if name in params)
 
 
-def called_by(eqn: Any) -> Any:
-    """Return the jaxpr that an equation calls with its own operands; None if it calls none."""
-    return called(eqn.params) if eqn.primitive.name in CALLS else None
+def called_by(eqn: Any) -> tuple[Any, Sequence[Any]] | None:
+    """Return the open jaxpr that an equation calls once with its own operands, and its constants.
+
+    None for every other equation, loops and branches included.
+    """
+    return open_jaxpr(called(eqn.params)) if eqn.primitive.name in CALLS else None
 
 
 def open_jaxpr(jaxpr: Any) -> tuple[Any, Sequence[Any]]:
@@ -80,6 +84,60 @@ def open_jaxpr(jaxpr: Any) -> tuple[Any, Sequence[Any]]:
     """
     inner = getattr(jaxpr, "jaxpr", jaxpr)
     return inner, tuple(getattr(jaxpr, "consts", ()))
+
+
+#: An equation with the jaxprs inside of it.
+_Nested = tuple[Any, tuple[Any, ...]]
+
+#: Kept as long as the jaxpr: several walks of a kernel follow each other.
+_NESTED: weakref.WeakKeyDictionary[Any, tuple[_Nested, ...]] = weakref.WeakKeyDictionary()
+
+
+def _nested(jaxpr: Any) -> tuple[_Nested, ...]:
+    inner = open_jaxpr(jaxpr)[0]
+    nested = _NESTED.get(inner)
+    if nested is None:
+        nested = _NESTED[inner] = tuple((eqn, tuple(sub_jaxprs(eqn))) for eqn in inner.eqns)
+    return nested
+
+
+def equations(*jaxprs: Any, into: Callable[[Any], bool] | None = None) -> Iterator[Any]:
+    """Yield the equations of jaxprs, those within others after these.
+
+    Args:
+      jaxprs: open or closed.
+      into: whether to go into the jaxprs of an equation; None goes into all.
+    """
+    for jaxpr in jaxprs:
+        for eqn, inner in _nested(jaxpr):
+            yield eqn
+            if inner and (into is None or into(eqn)):
+                yield from equations(*inner, into=into)
+
+
+def equations_inside(eqn: Any) -> Iterator[Any]:
+    """Yield the equations of the jaxprs inside an equation, also nested ones."""
+    return equations(*sub_jaxprs(eqn))
+
+
+def most_at_a_time(
+    jaxpr: Any, taken_by: Callable[[Any], Sequence[tuple[str, int]]]
+) -> list[tuple[str, int]]:
+    """Return what equations take at a time, where the sum of that is largest: names and amounts.
+
+    Args:
+      jaxpr: whose equations follow each other. What one takes it has while those inside run.
+      taken_by: gives what an equation takes: names and amounts.
+    """
+    best: list[tuple[str, int]] = []
+    for eqn, jaxprs in _nested(jaxpr):
+        inside = max((most_at_a_time(inner, taken_by) for inner in jaxprs), key=_sum, default=[])
+        best = max(best, [*taken_by(eqn), *inside], key=_sum)
+    return best
+
+
+def _sum(taken: Sequence[tuple[str, int]]) -> int:
+    return sum(amount for _, amount in taken)
 
 
 def without_dead_code(jaxpr: Any) -> Any:

@@ -23,8 +23,8 @@ from typing import Any, Protocol
 import numpy as np
 
 from pallas_sim.chips import GPUS
-from pallas_sim.compat.jaxprs import open_jaxpr, sub_jaxprs
-from pallas_sim.cores import equations, run_concurrently
+from pallas_sim.compat.jaxprs import equations, open_jaxpr, sub_jaxprs
+from pallas_sim.cores import run_concurrently
 from pallas_sim.dtypes import Array
 from pallas_sim.findings import Access, Finding, Owner, Wait
 from pallas_sim.gpu.launch_order import RACES_WITH, GlobalAccessKind

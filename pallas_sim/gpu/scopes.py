@@ -21,13 +21,15 @@ from pallas_sim.compat.compilers import requested_shared_bytes
 from pallas_sim.compat.jaxprs import (
     argument_names,
     barrier_facts,
+    equations,
     is_accumulator,
     is_union,
+    most_at_a_time,
     open_jaxpr,
     semaphore_kind,
     space_of,
 )
-from pallas_sim.cores import equations, meet, most_at_a_time
+from pallas_sim.cores import meet
 from pallas_sim.errors import SimulationError
 from pallas_sim.findings import Finding, Wait
 from pallas_sim.gpu.tensor_cores import require_accumulator

@@ -18,8 +18,13 @@ from typing import Any, Literal
 import numpy as np
 from numpy.lib.array_utils import byte_bounds
 
-from pallas_sim.compat.jaxprs import argument_names, open_jaxpr, space_of, union_parts
-from pallas_sim.cores import most_at_a_time
+from pallas_sim.compat.jaxprs import (
+    argument_names,
+    most_at_a_time,
+    open_jaxpr,
+    space_of,
+    union_parts,
+)
 from pallas_sim.dtypes import Array
 from pallas_sim.errors import SimulationError
 from pallas_sim.machine import Machine

@@ -21,9 +21,8 @@ import numpy as np
 
 from pallas_sim.chips import GPUS, TARGETS, OperandMemory, gpu_bytes, shared_memory_excess
 from pallas_sim.compat.compilers import lowering_to_triton
-from pallas_sim.compat.jaxprs import is_literal, open_jaxpr, sub_jaxprs
+from pallas_sim.compat.jaxprs import equations, is_literal, open_jaxpr, sub_jaxprs
 from pallas_sim.compat.source import source_line
-from pallas_sim.cores import equations
 from pallas_sim.dtypes import FLOAT32, bit_width, is_integer
 from pallas_sim.eager import bind
 from pallas_sim.errors import KernelError, SimulationError, one_line, refuse

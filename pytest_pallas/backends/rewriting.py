@@ -10,7 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from pallas_sim.traces import KERNEL_PRIMITIVES, is_literal, open_jaxpr, sub_jaxprs
+from pallas_sim.traces import (
+    KERNEL_PRIMITIVES,
+    equations_inside,
+    is_literal,
+    open_jaxpr,
+)
 
 
 def literal(value: Any, aval: Any) -> Any:
@@ -144,6 +149,5 @@ def with_kernels(jaxpr: Any, change: ChangeKernel, axes: Mapping[str, int] | Non
 
 
 def _holds_kernels(eqn: Any) -> bool:
-    return eqn.primitive.name in KERNEL_PRIMITIVES or any(
-        _holds_kernels(inner) for jaxpr in sub_jaxprs(eqn) for inner in jaxpr.eqns
-    )
+    inside = equations_inside(eqn)
+    return any(one.primitive.name in KERNEL_PRIMITIVES for one in (eqn, *inside))

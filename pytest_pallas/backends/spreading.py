@@ -19,10 +19,9 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from pallas_sim.dtypes import Array
 from pallas_sim.errors import DeviceError
-from pallas_sim.traces import open_jaxpr, sub_jaxprs
+from pallas_sim.traces import called_by, equations, open_jaxpr
 from pytest_pallas.backends.processes import Gang
 from pytest_pallas.errors import GangError
-from pytest_pallas.grid.kernel_calls import called_jaxpr
 
 
 @dataclass(frozen=True)
@@ -100,7 +99,7 @@ def _is_local(mesh: Mesh, processes: Gang) -> bool:
 
 def _meshes(jaxpr: Any) -> Iterator[Mesh]:
     """Yield the meshes with devices that a program names, outside of kernels."""
-    for eqn in jaxpr.eqns:
+    for eqn in equations(jaxpr):
         mesh = eqn.params.get("mesh")
         if isinstance(mesh, Mesh) and mesh.size:
             yield mesh
@@ -108,8 +107,6 @@ def _meshes(jaxpr: Any) -> Iterator[Mesh]:
             yield from (one.mesh for one in eqn.params.get(name, ()) if _is_concrete(one))
         if _is_concrete(eqn.params.get("sharding")):
             yield eqn.params["sharding"].mesh
-        for inner in sub_jaxprs(eqn):
-            yield from _meshes(inner)
 
 
 def _shardings(jaxpr: Any, inputs: dict[Any, int]) -> Iterator[tuple[int, NamedSharding]]:
@@ -130,7 +127,7 @@ def _shardings(jaxpr: Any, inputs: dict[Any, int]) -> Iterator[tuple[int, NamedS
         elif eqn.primitive.name == "sharding_constraint":
             if _is_concrete(eqn.params["sharding"]):
                 yield taken[0][1], eqn.params["sharding"]
-        elif (called := called_jaxpr(eqn)) is not None:
+        elif (called := called_by(eqn)) is not None:
             inner, _ = called
             names = dict(zip(inner.invars, eqn.invars, strict=False))
             yield from _shardings(

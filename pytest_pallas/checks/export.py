@@ -17,7 +17,7 @@ import jax.export
 from jax.extend.core import jaxpr_as_fun
 
 from pallas_sim.errors import KernelError
-from pallas_sim.traces import is_reference, open_jaxpr, source_line, sub_jaxprs
+from pallas_sim.traces import equations_inside, is_reference, open_jaxpr, source_line
 from pytest_pallas.backends.execution import brief
 from pytest_pallas.backends.hardware import CUSTOM_CALLS
 from pytest_pallas.backends.protocol import Backend, Call
@@ -137,8 +137,7 @@ def _opaque(eqn: Any) -> Any:
     Raises:
       KernelError: the kernel calls back to Python.
     """
-    for inner in sub_jaxprs(eqn):
-        _without_callbacks(inner)
+    _require_no_callbacks(eqn)
     refs = [at for at, atom in enumerate(eqn.invars) if is_reference(atom.aval)]
     changed = [eqn.invars[at].aval for at in refs]
     avals = [*(var.aval for var in eqn.outvars), *changed]
@@ -157,14 +156,12 @@ def _opaque(eqn: Any) -> Any:
     return new.replace(outvars=eqn.outvars)
 
 
-def _without_callbacks(jaxpr: Any) -> None:
-    for eqn in jaxpr.eqns:
+def _require_no_callbacks(kernel: Any) -> None:
+    for eqn in equations_inside(kernel):
         if eqn.primitive.name in _CALLBACKS:
             raise _refused(
                 f"it has a callback to Python, {eqn.primitive.name} at {source_line(eqn) or '?'}"
             )
-        for inner in sub_jaxprs(eqn):
-            _without_callbacks(inner)
 
 
 def _same_types(exported: jax.export.Exported, traced: Any) -> None:

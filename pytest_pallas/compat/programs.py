@@ -22,7 +22,7 @@ import types
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from pallas_sim.traces import called_by, expanded
+from pallas_sim.traces import called_by, expanded, open_jaxpr
 
 #: Classes of parameters, by module; each holds only data. Versions of JAX lack some of them.
 _CLASSES = {
@@ -244,7 +244,7 @@ def reduced_eqn(eqn: Any) -> tuple[Any, dict[str, Any]]:
     """
     name, params, inner = eqn.primitive.name, dict(eqn.params), called_by(eqn)
     if name == "call_hi_primitive":
-        inner = expanded(params, [atom.aval for atom in eqn.invars])
+        inner = open_jaxpr(expanded(params, [atom.aval for atom in eqn.invars]))
     if inner is None:
         if name == "pallas_call":
             params |= {"mesh": None, "debug": False, "metadata": None}
@@ -252,14 +252,14 @@ def reduced_eqn(eqn: Any) -> tuple[Any, dict[str, Any]]:
         if "metadata" in params:
             params["metadata"] = None
         return eqn.primitive, params
-    closed = _closed(inner)
+    closed = _closed(*inner)
     title = str(params.get("name") or name)
     return _pjit(), _call_params(closed, title, params.get("inline"))
 
 
-def _closed(jaxpr: Any) -> Any:
+def _closed(jaxpr: Any, consts: Sequence[Any] = ()) -> Any:
     core: Any = importlib.import_module("jax.extend.core")
-    return jaxpr if hasattr(jaxpr, "consts") else core.ClosedJaxpr(jaxpr, ())
+    return jaxpr if hasattr(jaxpr, "consts") else core.ClosedJaxpr(jaxpr, consts)
 
 
 def _pjit() -> Any:

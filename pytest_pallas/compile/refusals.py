@@ -16,7 +16,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from pallas_sim.findings import SourceLine, text_at
-from pallas_sim.traces import is_call_stack, is_compiler_error, source_line, space_of, sub_jaxprs
+from pallas_sim.traces import (
+    equations,
+    is_call_stack,
+    is_compiler_error,
+    source_line,
+    space_of,
+    sub_jaxprs,
+)
 from pytest_pallas.compile.cleaning import CompilerMessage, clean
 from pytest_pallas.errors import is_library, is_own
 from pytest_pallas.grid.kernel_calls import KernelCall, kernel_calls
@@ -230,10 +237,10 @@ def _parameters(jaxpr: Any) -> tuple[NamedOperand, ...]:
 def _scoped(jaxpr: Any) -> tuple[NamedOperand, ...]:
     """Return what ``pl.run_scoped`` allocates, such as the scratch of ``plgpu.kernel``."""
     operands: list[NamedOperand] = []
-    for eqn in jaxpr.eqns:
-        for inner in sub_jaxprs(eqn):
-            operands += _parameters(inner) if eqn.primitive.name == "run_scoped" else ()
-            operands += _scoped(inner)
+    for eqn in equations(jaxpr):
+        if eqn.primitive.name == "run_scoped":
+            for inner in sub_jaxprs(eqn):
+                operands += _parameters(inner)
     return tuple(operands)
 
 

@@ -16,9 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from pallas_sim.traces import open_jaxpr, scan_parts, source_line
+from pallas_sim.traces import called_by, open_jaxpr, scan_parts, source_line
 from pytest_pallas.grid import scalars
-from pytest_pallas.grid.kernel_calls import called_jaxpr
 from pytest_pallas.grid.scalars import Points
 
 
@@ -330,7 +329,7 @@ class BodyInterpretation:
         return np.full(self.points.shape[1], value, dtype)
 
     def _step(self, eqn: Any, operands: Sequence[Any], active: Points, read: Any) -> Sequence[Any]:
-        called = called_jaxpr(eqn)
+        called = called_by(eqn)
         if called is not None:
             return self._enter(called[0], operands, active)
         match eqn.primitive.name:

@@ -19,6 +19,8 @@ from pallas_sim.traces import (
     FOREIGN_PRIMITIVES,
     KERNEL_PRIMITIVES,
     GridFacts,
+    equations,
+    equations_inside,
     grid_facts,
     is_literal,
     kernel_name,
@@ -31,14 +33,6 @@ from pallas_sim.traces import (
     without_dead_code,
     written_for,
     written_inputs,
-)
-
-#: Primitives that only call the jaxpr inside of them.
-_CALLS = frozenset(
-    {
-        *("jit", "pjit", "closed_call", "core_call", "checkpoint", "remat2"),
-        *("custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr"),
-    }
 )
 
 #: Primitives that may return before their effect is complete; a kernel with one of them can race.
@@ -130,30 +124,9 @@ def kernel_call(eqn: Any, path: tuple[str, ...]) -> KernelCall:
     )
 
 
-def equations_inside(eqn: Any) -> Iterator[Any]:
-    """Yield all equations of the jaxprs inside an equation, also nested ones."""
-    for jaxpr in sub_jaxprs(eqn):
-        for inner in jaxpr.eqns:
-            yield inner
-            yield from equations_inside(inner)
-
-
 def variables(eqn: Any) -> set[Any]:
     """Return the operands of an equation that are no literals."""
     return {var for var in eqn.invars if not is_literal(var)}
-
-
-def called_jaxpr(eqn: Any) -> tuple[Any, Sequence[Any]] | None:
-    """Return the open jaxpr that an equation calls once on its own operands, and its constants.
-
-    None for every other equation, loops and branches included. The primitives are those of
-    ``jax.jit``, ``jax.checkpoint``, ``jax.custom_jvp`` and ``jax.custom_vjp``.
-    """
-    if eqn.primitive.name not in _CALLS:
-        return None
-    names = ("jaxpr", "call_jaxpr", "fun_jaxpr")
-    inner = next((eqn.params[name] for name in names if eqn.params.get(name) is not None), None)
-    return None if inner is None else open_jaxpr(inner)
 
 
 def mutated_operands(call: KernelCall) -> tuple[int, ...]:
@@ -415,14 +388,14 @@ def hazards(jaxpr: Any, *, simulated: bool = False) -> tuple[str, ...]:
       simulated: whether the simulator runs it, which ends waits and loops.
     """
     inner, _ = open_jaxpr(jaxpr)
-    equations = [nested for eqn in inner.eqns for nested in (eqn, *equations_inside(eqn))]
-    variables = [*inner.invars, *(var for eqn in equations for var in eqn.outvars)]
-    loops = [eqn for eqn in equations if eqn.primitive.name == "while"]
+    inside = list(equations(inner))
+    variables = [*inner.invars, *(var for eqn in inside for var in eqn.outvars)]
+    loops = [eqn for eqn in inside if eqn.primitive.name == "while"]
     hazard = {
         "semaphores, DMAs or barriers": not simulated
         and any(kernel.asynchronous for kernel in kernel_calls(jaxpr)),
         "a while loop without a bound": not simulated and not all(map(_counts, loops)),
-        "a callback": any(eqn.primitive.name in CALLBACKS for eqn in equations),
+        "a callback": any(eqn.primitive.name in CALLBACKS for eqn in inside),
         "an array of more than 1 GiB": any(_bytes(var.aval) > LARGE_BYTES for var in variables),
     }
     return tuple(name for name, present in hazard.items() if present)
@@ -606,20 +579,12 @@ def _is_number(atom: Any, number: int) -> bool:
 
 def work_outside(jaxpr: Any) -> list[Any]:
     """List the equations outside of all kernels that compute arrays of floats, products first."""
+    kernels = KERNEL_PRIMITIVES | FOREIGN_PRIMITIVES
+    outside = equations(jaxpr, into=lambda eqn: eqn.primitive.name not in kernels)
     work = [
-        eqn
-        for eqn in _outside(jaxpr)
-        if eqn.primitive.name in _WORK and _computes(eqn, integers=False)
+        eqn for eqn in outside if eqn.primitive.name in _WORK and _computes(eqn, integers=False)
     ]
     return sorted(work, key=lambda eqn: eqn.primitive.name not in _PRODUCTS)
 
 
 _PRODUCTS = frozenset({"conv_general_dilated", "dot_general", "ragged_dot_general"})
-
-
-def _outside(jaxpr: Any) -> Iterator[Any]:
-    for eqn in jaxpr.eqns:
-        if eqn.primitive.name not in KERNEL_PRIMITIVES | FOREIGN_PRIMITIVES:
-            yield eqn
-            for inner in sub_jaxprs(eqn):
-                yield from _outside(inner)

@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from pallas_sim.traces import BlockFacts, GridFacts, is_literal, open_jaxpr, read_inputs
-from pytest_pallas.grid.kernel_calls import KernelCall, called_jaxpr, variables
+from pallas_sim.traces import BlockFacts, GridFacts, called_by, is_literal, open_jaxpr, read_inputs
+from pytest_pallas.grid.kernel_calls import KernelCall, variables
 from pytest_pallas.grid.scalars import Points, access_of, mapped
 
 #: Limit on the programs that are read: the first ones of a larger grid.
@@ -212,7 +212,7 @@ def _covered(jaxpr: Any, refs: Mapping[Any, Any]) -> Iterator[Any]:
       refs: from variables of the jaxpr to the refs of the body that they are.
     """
     for eqn in jaxpr.eqns:
-        called = called_jaxpr(eqn)
+        called = called_by(eqn)
         if called is not None:
             pairs = zip(called[0].invars, eqn.invars, strict=True)
             inner = {var: refs[ref] for var, ref in pairs if not is_literal(ref) and ref in refs}
@@ -369,7 +369,7 @@ def _outputs(jaxpr: Any, inputs: Sequence[Affine | None], dims: int) -> list[Aff
 
     for eqn in jaxpr.eqns:
         operands = [read(var) for var in eqn.invars]
-        called = called_jaxpr(eqn)
+        called = called_by(eqn)
         if called is not None:
             results = _outputs(called[0], operands, dims)
         else:

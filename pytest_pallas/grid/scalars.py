@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from pallas_sim.traces import discharged, is_indexer, open_jaxpr
-from pytest_pallas.grid.kernel_calls import called_jaxpr, variables
+from pallas_sim.traces import called_by, discharged, is_indexer, open_jaxpr
+from pytest_pallas.grid.kernel_calls import variables
 
 Points = np.ndarray[Any, Any]
 
@@ -220,7 +220,7 @@ def _evaluated(
         return np.asarray(var.val, var.aval.dtype) if hasattr(var, "val") else known.get(var)
 
     for eqn in jaxpr.eqns:
-        if len(eqn.outvars) != 1 and called_jaxpr(eqn) is None:
+        if len(eqn.outvars) != 1 and called_by(eqn) is None:
             continue
         name = eqn.primitive.name
         if name == "program_id":
@@ -231,7 +231,7 @@ def _evaluated(
             window = access_of(eqn).window
             values = np.asarray(refs[eqn.invars[0]])
             known[eqn.outvars[0]] = None if window is None else indexed(values, window, read)
-        elif (called := called_jaxpr(eqn)) is not None and not refs.keys() & variables(eqn):
+        elif (called := called_by(eqn)) is not None and not refs.keys() & variables(eqn):
             operands = [read(var) for var in eqn.invars]
             results = _evaluated(*called, operands, len(operands), points, vmapped)
             known.update(zip(eqn.outvars, results, strict=True))

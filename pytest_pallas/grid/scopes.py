@@ -10,8 +10,15 @@ from typing import Any
 
 import numpy as np
 
-from pallas_sim.traces import KERNEL_PRIMITIVES, note_callers, open_jaxpr, sub_jaxprs
-from pytest_pallas.grid.kernel_calls import KernelCall, called_jaxpr, equations_inside, kernel_call
+from pallas_sim.traces import (
+    KERNEL_PRIMITIVES,
+    called_by,
+    equations_inside,
+    note_callers,
+    open_jaxpr,
+    sub_jaxprs,
+)
+from pytest_pallas.grid.kernel_calls import KernelCall, kernel_call
 
 #: Primitives that may pass on only some elements of an operand: the use is not known behind them.
 _CHOOSING = frozenset(
@@ -82,7 +89,7 @@ class JaxprScope:
 
     def _made(self, var: Any, eqn: Any) -> Any:
         called = self.children.get(id(eqn), [])
-        if called_jaxpr(eqn) is not None and len(called) == 1:
+        if called_by(eqn) is not None and len(called) == 1:
             position = eqn.outvars.index(var)
             return called[0].value(called[0].jaxpr.outvars[position])
         inside = {inner.primitive.name for inner in (eqn, *equations_inside(eqn))}
@@ -131,7 +138,7 @@ def _fill(scope: JaxprScope) -> None:
         if eqn.primitive.name in KERNEL_PRIMITIVES:
             continue
         inside: list[JaxprScope] = []
-        called = called_jaxpr(eqn)
+        called = called_by(eqn)
         for inner, consts in [called] if called is not None else map(open_jaxpr, sub_jaxprs(eqn)):
             child = JaxprScope(inner, _readers(inner.constvars, consts), parent=(scope, eqn))
             for var, operand in _entries(eqn, inner):
@@ -147,7 +154,7 @@ def _fill(scope: JaxprScope) -> None:
 def _entries(eqn: Any, inner: Any) -> Iterator[tuple[Any, Any]]:
     """Yield inputs of an inner jaxpr with their operands of the first time that it runs."""
     name, operands = eqn.primitive.name, list(eqn.invars)
-    if called_jaxpr(eqn) is not None or name in ("shard_map", "scan"):
+    if called_by(eqn) is not None or name in ("shard_map", "scan"):
         pass
     elif name == "cond":
         operands = operands[1:]

@@ -14,7 +14,14 @@ import numpy as np
 
 from pallas_sim import functions_alike, passes_of
 from pallas_sim.chips import Accumulation, Accumulations
-from pallas_sim.traces import KERNEL_PRIMITIVES, sub_jaxprs, without_dead_code, written_for
+from pallas_sim.traces import (
+    KERNEL_PRIMITIVES,
+    equations,
+    equations_inside,
+    sub_jaxprs,
+    without_dead_code,
+    written_for,
+)
 from pytest_pallas.grid.kernel_calls import kernel_calls
 from pytest_pallas.judge.tolerance import FLOAT32_BITS, ProductPrecision
 
@@ -155,7 +162,8 @@ def arithmetic_of(jaxpr: Any, accumulations: Accumulations) -> ChipArithmetic:
     """
     functions, approximate = set[str](), set[str]()
     for kernel in kernel_calls(without_dead_code(jaxpr)):
-        names = {name for body in sub_jaxprs(kernel.eqn) for name in _functions(body)}
+        inside = equations_inside(kernel.eqn)
+        names = {eqn.primitive.name for eqn in inside if _is_of_float32(eqn)}
         functions |= names
         if getattr(kernel.eqn.params.get("compiler_params"), "approx_math", False):
             approximate |= names
@@ -166,36 +174,28 @@ def arithmetic_of(jaxpr: Any, accumulations: Accumulations) -> ChipArithmetic:
     )
 
 
-def _functions(jaxpr: Any) -> Iterator[str]:
-    """Yield the names of the operations on float32."""
-    for eqn in jaxpr.eqns:
-        if all(getattr(var.aval, "dtype", None) == np.float32 for var in eqn.outvars):
-            yield eqn.primitive.name
-        for inner in sub_jaxprs(eqn):
-            yield from _functions(inner)
+def _is_of_float32(eqn: Any) -> bool:
+    return all(getattr(var.aval, "dtype", None) == np.float32 for var in eqn.outvars)
 
 
 def _operands(jaxpr: Any) -> Iterator[tuple[tuple[str, str], Any]]:
     """Yield the instruction and the dtype of each factor of a product."""
-    for eqn in jaxpr.eqns:
+    for eqn in equations(jaxpr):
         instruction = _INSTRUCTIONS.get(eqn.primitive.name)
         if instruction is not None:
             first = 0 if instruction == "dot" else 1  # behind the sums
             for dtype in dict.fromkeys(atom.aval.dtype for atom in eqn.invars[first : first + 2]):
                 name = "tf32" if instruction == "dot" and dtype == np.float32 else dtype.name
                 yield (instruction, name), dtype
-        for inner in sub_jaxprs(eqn):
-            yield from _operands(inner)
 
 
 def _products(jaxpr: Any, written: Collection[str]) -> Iterator[Any]:
     """Yield the products of float32, also of kernels that are written for these."""
-    for eqn in jaxpr.eqns:
-        if is_product(eqn):
-            yield eqn
-        elif eqn.primitive.name not in KERNEL_PRIMITIVES or written_for(eqn) in written:
-            for inner in sub_jaxprs(eqn):
-                yield from _products(inner, written)
+
+    def into(eqn: Any) -> bool:
+        return eqn.primitive.name not in KERNEL_PRIMITIVES or written_for(eqn) in written
+
+    return filter(is_product, equations(jaxpr, into=into))
 
 
 def _precision_of(params: Mapping[str, Any], platform: str) -> ProductPrecision | None:

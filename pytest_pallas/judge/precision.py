@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 import weakref
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -21,15 +21,15 @@ from pallas_sim.findings import SourceLine
 from pallas_sim.findings import read as line_of
 from pallas_sim.traces import (
     KERNEL_PRIMITIVES,
+    called_by,
+    equations,
     is_literal,
     open_jaxpr,
     scan_parts,
     source_line,
-    sub_jaxprs,
 )
 from pytest_pallas.backends.rewriting import closed_with, literal, variable
 from pytest_pallas.errors import is_own
-from pytest_pallas.grid.kernel_calls import called_jaxpr
 from pytest_pallas.judge.roundings import EXACT
 from pytest_pallas.judge.tolerance import Precision
 
@@ -98,7 +98,7 @@ def precisions(oracle: Any, baseline: Any) -> Sequence[Precision | None]:
 def intended(baseline: Any) -> set[str]:
     """Return the names of the dtypes that a function rounds to in the kernel's dtypes."""
     jaxpr, _ = open_jaxpr(baseline)
-    return {_site(eqn)[1] for eqn in _equations(jaxpr) if _narrows(eqn)}
+    return {_site(eqn)[1] for eqn in equations(jaxpr) if _narrows(eqn)}
 
 
 def _meant_by(baseline: Any) -> Callable[[Any], bool]:
@@ -110,7 +110,7 @@ def _meant_by(baseline: Any) -> Callable[[Any], bool]:
     @functools.cache
     def sites() -> set[tuple[str, str, str]]:
         jaxpr, _ = open_jaxpr(baseline)
-        return {_site(eqn) for eqn in _equations(jaxpr) if _narrows(eqn)}
+        return {_site(eqn) for eqn in equations(jaxpr) if _narrows(eqn)}
 
     return lambda eqn: bool(sites()) and _site(eqn) in sites()
 
@@ -118,13 +118,6 @@ def _meant_by(baseline: Any) -> Callable[[Any], bool]:
 def _site(eqn: Any) -> tuple[str, str, str]:
     dtype = str(eqn.outvars[0].aval.dtype)
     return (eqn.primitive.name, dtype, source_line(eqn) or "")
-
-
-def _equations(jaxpr: Any) -> Iterator[Any]:
-    for eqn in jaxpr.eqns:
-        yield eqn
-        for inner in sub_jaxprs(eqn):
-            yield from _equations(inner)
 
 
 def _narrows(eqn: Any) -> bool:
@@ -161,7 +154,7 @@ def _outputs(jaxpr: Any, inputs: _States, meant: _Meant) -> list[_State]:
 
 def _results(eqn: Any, operands: _States, meant: _Meant) -> _States:
     name, params = eqn.primitive.name, eqn.params
-    called = called_jaxpr(eqn)
+    called = called_by(eqn)
     if called is not None:
         return _outputs(called[0], operands, meant)
     if name == "cond":

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pallas_sim.chips import DEFAULT_TARGETS, TARGETS, Label
+from pallas_sim.traces import equations_inside
 from pallas_sim.tracing import tracing_for
 from pytest_pallas.backends.protocol import Backend, Call, RunSettings, label
 from pytest_pallas.backends.registry import REPLACED, with_target
@@ -27,7 +28,6 @@ from pytest_pallas.errors import TooFewDevicesError
 from pytest_pallas.grid.kernel_calls import (
     KernelCall,
     buffers_of,
-    equations_inside,
     is_for_gpus,
     tiles_of,
 )

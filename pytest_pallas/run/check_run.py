@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pallas_sim.errors import OptionError, PallasError
+from pallas_sim.traces import equations_inside
 from pytest_pallas.backends.processes import gang
 from pytest_pallas.backends.protocol import Backend, label
 from pytest_pallas.backends.registry import parse
@@ -44,7 +45,7 @@ from pytest_pallas.draw.examples import draw_name, goal_of
 from pytest_pallas.draw.meshes import MeshAxes, examples_for, fixed_sizes, place_of, sizes_of
 from pytest_pallas.draw.signatures import as_strategy
 from pytest_pallas.errors import NotApplicableError, facts_of
-from pytest_pallas.grid.kernel_calls import equations_inside, on_two_devices
+from pytest_pallas.grid.kernel_calls import on_two_devices
 from pytest_pallas.judge.tolerance import Tolerance, as_tolerance
 from pytest_pallas.options import Options
 from pytest_pallas.record import Note
