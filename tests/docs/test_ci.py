@@ -96,6 +96,13 @@ def here(options):
     return ["-p", "no:cacheprovider", *text.split()]
 
 
+#: The longest command of each job: those of the two files differ in the reports that they write.
+JOBS = {
+    job: max((c for _, other, c in PYTEST if other == job), key=lambda c: len(options_of(c)))
+    for _, job, _ in PYTEST
+}
+
+
 @pytest.mark.parametrize("file", FILES)
 def test_the_file_is_what_its_server_takes(file, tmp_path):
     (tmp_path / "file.yml").write_text(FILES[file])
@@ -111,47 +118,35 @@ def test_both_files_have_the_jobs_of_the_table():
         assert {job for there, job, _ in PYTEST if there == file} == named
 
 
-@pytest.mark.parametrize(
-    ("file", "job", "command"),
-    [each for each in PYTEST if each[1] in ("tests", "fuzz")],
-    ids=lambda value: value if " " not in value else "",
-)
-def test_jobs_on_the_simulators(project, file, job, command):
-    result = project.runpytest_inprocess(*here(options_of(command)))
+@pytest.mark.parametrize(("file", "job", "command"), PYTEST, ids=lambda value: value[:12])
+def test_the_longest_command_of_a_job_stands_for_all(file, job, command):
+    assert {*here(options_of(command))} <= {*here(options_of(JOBS[job]))}
+
+
+@pytest.mark.parametrize("job", ["tests", "fuzz"])
+def test_jobs_on_the_simulators(project, job):
+    result = project.runpytest_inprocess(*here(options_of(JOBS[job])))
     outcomes = result.parseoutcomes()
     assert outcomes["passed"] > 5
     assert ("tests/test_double.py" in result.stdout.str()) is (job == "tests")
     assert not outcomes.keys() & {"failed", "errors", "error"}
-    uploaded = re.findall(r"report\.html|results\.json|junit\.xml", command)
-    assert uploaded
-    for name in uploaded:
+    for name in ("report.html", "results.json", "junit.xml"):
+        assert name in JOBS[job]
         assert (project.path / name).stat().st_size > 100
 
 
-@pytest.fixture(scope="module")
-def compiled(tmp_path_factory):
-    """A cache of what compiles: it is the same in both files."""
-    return tmp_path_factory.mktemp("compiled")
-
-
 @pytest.mark.skipif(libtpu.missing() is not None, reason=str(libtpu.missing()))
-@pytest.mark.parametrize("file", FILES)
-def test_the_job_that_compiles_fails_where_no_costs_are_recorded(project, file, compiled):
-    [command] = [step for there, job, step in PYTEST if (there, job) == (file, "compile")]
-    options = ["-o", f"cache_dir={compiled}", *here(options_of(command))[2:]]
+def test_the_job_that_compiles_fails_where_no_costs_are_recorded(project):
+    options = ["-o", "cache_dir=compiled", *here(options_of(JOBS["compile"]))[2:]]
     once = [option.replace("=compare", "=record") for option in options]
     assert project.runpytest_inprocess(*once).ret == 0
     assert (project.path / "pallas_costs.json").exists()
     assert project.runpytest_inprocess(*options).ret == 0
 
 
-@pytest.mark.parametrize(
-    ("file", "job", "command"),
-    [each for each in PYTEST if each[1] in ("gpu", "tpu")],
-    ids=lambda value: value if " " not in value else "",
-)
-def test_a_runner_without_its_hardware_fails(project, file, job, command):
-    result = project.runpytest_inprocess(*here(options_of(command)))
+@pytest.mark.parametrize("job", ["gpu", "tpu"])
+def test_a_runner_without_its_hardware_fails(project, job):
+    result = project.runpytest_inprocess(*here(options_of(JOBS[job])))
     assert result.ret == 4
     assert f"backend '{job}' is not available" in result.stderr.str()
 

@@ -34,9 +34,8 @@ def test_blocks(blocks: dict[str, int], message: str) -> None:
     refuses(lambda: ampere_matmul(bf16(2, 3), bf16(3, 4), **blocks), message)
 
 
-@pytest.mark.parametrize("target", ["a100", "h100"])
-def test_the_defaults_do_not_spill(pallas_compile: Any, target: str) -> None:
+def test_the_defaults_do_not_spill(pallas_compile: Any) -> None:
     x = jax.ShapeDtypeStruct((4096, 4096), jnp.bfloat16)
-    report = pallas_compile(ampere_matmul, x, x, target=target)
+    report = pallas_compile(ampere_matmul, x, x, target="a100")
     assert report.spill_store_bytes == report.spill_load_bytes == 0
     assert 2 * (report.shared_bytes + 1024) <= 164 * 1024  # two blocks share a multiprocessor

@@ -1,10 +1,10 @@
 """What XLA gives for the programs that rules of the simulator are compared with.
 
-Compiling them is half of what these tests cost. ``bits_of_jax.txt`` has a digest of what came back
-for each, by a digest of all that decides it: the program that JAX made, its operands, the version
-and the options of the compiler, and its pinned instructions. Of a program that is not there, or of
-which the simulator gives something else, XLA is asked. To write it anew, of all tests that compare
-bits::
+Compiling them is half of what these tests cost. ``bits_of_jaxlib_<version>.txt`` has a digest of
+what came back for each, by a digest of all that decides it: the program that JAX made, its
+operands, the version and the options of the compiler, and its pinned instructions. Of a program
+that is not there, or of which the simulator gives something else, XLA is asked. To write the file
+of the installed version anew, of all tests that compare bits::
 
     PALLAS_STORE_BITS=1 uv run pytest --slow tests/pallas_sim
 """
@@ -24,7 +24,7 @@ import jax
 import jaxlib
 import numpy as np
 
-FILE = Path(__file__).with_suffix(".txt")
+FILE = Path(__file__).with_name(f"bits_of_jaxlib_{jaxlib.__version__}.txt")
 
 _added: dict[str, str] = {}
 

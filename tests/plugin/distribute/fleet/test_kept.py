@@ -10,7 +10,7 @@ import pytest
 
 from pytest_pallas.__main__ import main
 from pytest_pallas.distribute.fleet import controller as runner
-from tests.plugin.distribute.fleet.test_parts import CHANGED, CONFTEST, SELDOM, without_times
+from tests.plugin.distribute.fleet.test_parts import CHANGED, CONFTEST, without_times
 from tests.plugin.mutate.test_specs import KERNELS, SPECS
 
 pytestmark = pytest.mark.usefixtures("dask")
@@ -53,6 +53,26 @@ STOPPED = """
     from pytest_pallas.distribute.fleet import controller as runner
 
     runner.KeptResults = Stopped
+"""
+
+
+#: Wrong for few draws, so that a later round finds it.
+SELDOM = """
+    import jax
+    import jax.numpy as jnp
+    from jax.experimental import pallas as pl
+    from kernels import reference
+    from pytest_pallas import KernelSpec, strategies as pst
+
+    def _body(x_ref, y_ref, o_ref):
+        off = jnp.where(jnp.sum(x_ref[...]) > 90, 1.0, 0.0)
+        o_ref[...] = x_ref[...] + y_ref[...] + off
+
+    def seldom(x, y):
+        return pl.pallas_call(_body, out_shape=jax.ShapeDtypeStruct(x.shape, x.dtype))(x, y)
+
+    INPUTS = pst.arrays("m n, m n", dtype="float32", around=[8, 16, 32])
+    SELDOM = KernelSpec(name="seldom", kernel=seldom, reference=reference, inputs=INPUTS)
 """
 
 

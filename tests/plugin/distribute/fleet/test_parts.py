@@ -40,38 +40,6 @@ def _large_rounds_afterwards(monkeypatch):
         monkeypatch.setattr(module, name, getattr(module, name))
 
 
-#: Wrong for few draws, so that a later round finds it.
-SELDOM = """
-    import os
-
-    import jax
-    import jax.numpy as jnp
-    import numpy as np
-    from jax.experimental import pallas as pl
-    from kernels import add, reference
-    from pytest_pallas import KernelSpec, strategies as pst
-
-    def _body(x_ref, y_ref, o_ref):
-        off = jnp.where(jnp.sum(x_ref[...]) > 90, 1.0, 0.0)
-        o_ref[...] = x_ref[...] + y_ref[...] + off
-
-    def seldom(x, y):
-        return pl.pallas_call(_body, out_shape=jax.ShapeDtypeStruct(x.shape, x.dtype))(x, y)
-
-    def crashes(x, y):
-        if x.shape[0] == 33 and x.shape[1] > 30:
-            os.abort()
-        return add(x, y)
-
-    SIZES = {"m": [8, 33], "n": [16, 40]}  # few: each takes time to compile
-    FEW = pst.arrays("m n, m n", dtype="float32", dims=SIZES)
-    INPUTS = pst.arrays("m n, m n", dtype="float32", around=[8, 16, 32])
-    ADD = KernelSpec(name="add", kernel=add, reference=reference, inputs=FEW)
-    SELDOM = KernelSpec(name="seldom", kernel=seldom, reference=reference, inputs=INPUTS)
-    CRASHES = KernelSpec(name="crashes", kernel=crashes, reference=reference, inputs=INPUTS)
-"""
-
-
 def without_times(records):
     plain = json.loads(re.sub(r"after \d+\.\d s", "after", json.dumps(records)))
     for record in plain:
@@ -100,19 +68,6 @@ def both(project, *args):
     assert not fleet["repeated"]
     assert not fleet["lost"]
     return runs[0]
-
-
-@pytest.mark.slow  # test_same.py runs all of a fleet, too
-def test_rounds(project):
-    project.write(conftest=CONFTEST, seldom=SELDOM)
-    args = ("--pallas-suite=seldom", "--pallas-checks=forward", "--pallas-sanitize=none")
-    args += ("--pallas-isolate=always", "--pallas-max-examples=3")
-    records, files = both(project, *args, "--pallas-fuzz-rounds=4")
-    assert [record["outcome"] for record in records] == ["passed", "failed", "failed"]
-    assert records[0]["examples"] > 20
-    assert records[2]["examples"] > 3  # it crashes in a later round
-    assert "its process died of SIGABRT" in records[2]["message"]
-    assert "seldom-forward-tpu-sim.py" in files
 
 
 def test_mutants(project):
