@@ -330,7 +330,7 @@ class Session:
 
         ``rest`` are other fields of ``RunSettings``.
         """
-        from pytest_pallas.backends.protocol import RunSettings
+        from pytest_pallas.backends.protocol import UNOBSERVED, RunSettings
 
         watched = self.watches(options)
         dump = self.options.dump if test else None
@@ -339,7 +339,7 @@ class Session:
             timeout=self.timeout(options),
             races="races" in watched,
             dma="dma" in watched,
-            observer=self.observer,
+            observer=self.observer or UNOBSERVED,
             # Mutants run where kernels are executed.
             rewriting=None if backend.kind == "compiling" else self.mutant,
             arithmetic=self.arithmetic(options, backend),

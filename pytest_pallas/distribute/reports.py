@@ -13,7 +13,6 @@ from typing import Annotated, Any, Literal, Required, TypedDict
 
 import pytest
 
-from pallas_sim.errors import Explanation, explanation_of
 from pallas_sim.findings import Text
 from pytest_pallas.compat.testing import can_be_shown
 from pytest_pallas.decoding import Accepts, Checked, DataError, Seconds, decode
@@ -109,13 +108,6 @@ def new_report(
 def put_records(report: pytest.TestReport, records: Iterable[Record]) -> None:
     """Put records on a report, in place of those that it has."""
     setattr(report, RECORDS, [to_json(record) for record in records])
-
-
-def record_explanation(record: Record) -> Explanation:
-    """Return the explanation of a failure, or the message as one."""
-    if record.explanation:
-        return decode(Explanation, record.explanation)
-    return explanation_of(record.message)
 
 
 def first_attribute(reports: Iterable[pytest.TestReport], name: str, otherwise: Any) -> Any:

@@ -717,7 +717,7 @@ def order(run: Mapping[str, Any]) -> Svg:
         parts += [text(0, y + 4, cut(name, 22)), line(_NAMES, y, right, y, "rule")]
     for span in spans:
         kind = "access-write" if span["stuck"] else f"order-{span['kind']}"
-        tooltip = f"{span['name']} at {span['line']}" + ", did not end" * span["stuck"]
+        tooltip = f"{span['name']} at {span['line']}" + (", did not end" if span["stuck"] else "")
         x, width = _NAMES + wide * span["begin"], wide * (span["end"] - span["begin"] + 0.7)
         parts.append(rect(x, middle(span) - 8, width, 16, kind, tooltip))
     for first, second in run["arrows"]:

@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 
 from pallas_sim import Simulation
-from pallas_sim.errors import Explanation, OptionError, PallasError, explanation_of
+from pallas_sim.errors import OptionError, PallasError
 from pallas_sim.findings import Finding, text_of
 from pytest_pallas.backends.protocol import label
 from pytest_pallas.compile.costs import RecordedCost
@@ -36,7 +36,7 @@ from pytest_pallas.errors import facts_of
 from pytest_pallas.grid.analysis import Analysis
 from pytest_pallas.judge.references import flatten
 from pytest_pallas.mutate.report import MutantSummary, mutants, others
-from pytest_pallas.record import BAD, STATUSES, Record, error_fields, status_of
+from pytest_pallas.record import BAD, STATUSES, Record, error_fields, record_explanation, status_of
 from pytest_pallas.report.coverage import (
     CoveredSource,
     KernelCoverage,
@@ -505,21 +505,19 @@ class FailureCard:
 
 def failure(record: Record, *, drawn: bool = True, likewise: Sequence[Record] = ()) -> FailureCard:
     """Make the card of a failed record; without pictures unless ``drawn``."""
-    explanation = (
-        decode(Explanation, record.explanation)
-        if record.explanation
-        else explanation_of(record.message)
-    )
+    explanation = record_explanation(record)
     facts: dict[str, list[str]] = {}
     for fact in explanation.facts:
         facts.setdefault(fact.name, []).extend(fact.text.splitlines())
     details = [line.strip() for line in explanation.details if line.strip()]
     figures: list[Figure] = []
+    sources: list[SourceExcerpt] = []
     unavailable = str(record.pictures.get("unavailable", ""))
     try:
+        sources.extend(map(_excerpt, record.pictures.get("sources", ())))
         figures.extend(_figures(record) if drawn else ())
-    except (ArithmeticError, LookupError, TypeError, ValueError) as problem:
-        # the numbers of a file may not fit together
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as problem:
+        # pictures of a file may be of any values
         unavailable = unavailable or f"{type(problem).__name__}: {problem}"[:300]
     return FailureCard(
         record=record,
@@ -528,7 +526,7 @@ def failure(record: Record, *, drawn: bool = True, likewise: Sequence[Record] = 
         details=details,
         compared=[(_TITLES.get(k, k), v) for k, v in facts.items() if k not in _DRAWN],
         drawn=[(_TITLES.get(k, k), v) for k, v in facts.items() if k in _DRAWN],
-        sources=[_excerpt(source) for source in record.pictures.get("sources", ())],
+        sources=sources,
         figures=figures,
         unavailable=unavailable,
         likewise=likewise,
@@ -593,7 +591,11 @@ def _order_figure(record: Record) -> Figure:
     """Draw the run in which a failure shows, with its steps as a table."""
     run = record.pictures["order"]
     rows = [
-        (run["lanes"][span["lane"]], span["name"] + ", never ends" * span["stuck"], span["line"])
+        (
+            run["lanes"][span["lane"]],
+            span["name"] + (", never ends" if span["stuck"] else ""),
+            span["line"],
+        )
         for span in run["spans"]
     ]
     turns = "; ".join(what for _, what in run["turns"])

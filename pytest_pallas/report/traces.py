@@ -18,7 +18,7 @@ import pytest
 
 from pallas_sim.errors import OptionError, first_line
 from pallas_sim.findings import Text
-from pytest_pallas.backends.protocol import label
+from pytest_pallas.backends.protocol import UNOBSERVED, label
 from pytest_pallas.backends.simulators import Simulator
 from pytest_pallas.decoding import decode
 from pytest_pallas.errors import BackendUnavailableError, facts_of
@@ -190,7 +190,7 @@ def _trace(
         drawn=describe_arrays(ran.call.args) or "no arrays",
         schedule="" if plain else str(ran.call.schedule),
     )
-    timeline, error = backend.trace(ran.call.with_settings(observer=None))
+    timeline, error = backend.trace(ran.call.with_settings(observer=UNOBSERVED))
     if not timeline.spans:
         raised = f"{type(error).__name__}: {first_line(error)}" if error else ""
         return dataclasses.replace(trace, problem=raised or "the call runs no kernel")

@@ -29,7 +29,7 @@ from pytest_pallas import SpecError
 from pytest_pallas.__main__ import main
 from pytest_pallas.checks.forward import forward
 from pytest_pallas.decoding import DataError
-from pytest_pallas.distribute.fleet.messages import TestResult
+from pytest_pallas.distribute.messages import TestResult
 from pytest_pallas.isolate.messages import PlainWarning, from_plain, to_plain, warning_of
 from pytest_pallas.options import replay
 from pytest_pallas.results import read_results

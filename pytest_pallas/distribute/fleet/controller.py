@@ -25,13 +25,13 @@ from pytest_pallas.decoding import DataError
 from pytest_pallas.distribute.fleet import worker
 from pytest_pallas.distribute.fleet.cluster import CLOSED, ClusterLostError, DaskCluster, Workers
 from pytest_pallas.distribute.fleet.ledger import KeptResults, KernelGroup, Ledger, Parts, Sent
-from pytest_pallas.distribute.fleet.messages import (
+from pytest_pallas.distribute.fleet.results import ResultReplayer
+from pytest_pallas.distribute.messages import (
     Answer,
     FleetTask,
     RunSetup,
     TestResult,
 )
-from pytest_pallas.distribute.fleet.results import ResultReplayer
 from pytest_pallas.distribute.parts import divisible, keep_examples
 from pytest_pallas.distribute.shards import scope_of
 from pytest_pallas.isolate.isolator import isolator_of

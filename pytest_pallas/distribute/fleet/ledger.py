@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from pytest_pallas.decoding import DataError
-from pytest_pallas.distribute.fleet.messages import TestResult
+from pytest_pallas.distribute.messages import TestResult
 from pytest_pallas.distribute.parts import Division, endless, remaining, result_of
 from pytest_pallas.distribute.resume import PLUGIN, RunKeeper
 from pytest_pallas.isolate.messages import Change, from_plain, to_plain

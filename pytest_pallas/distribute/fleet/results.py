@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from pallas_sim.errors import Explanation, Fact, PallasError
-from pytest_pallas.distribute.fleet.messages import TestResult
+from pytest_pallas.distribute.messages import TestResult
 from pytest_pallas.distribute.parts import credit_kills, merged_reports
 from pytest_pallas.draw.database import make_changes
 from pytest_pallas.errors import FleetError

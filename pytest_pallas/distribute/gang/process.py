@@ -32,7 +32,7 @@ from pytest_pallas.compat.fuzzing import (
     hypothesis_settings,
     set_hypothesis_settings,
 )
-from pytest_pallas.distribute.gang.messages import (
+from pytest_pallas.distribute.messages import (
     BECAUSE,
     Collected,
     RunTest,

@@ -32,7 +32,7 @@ from pytest_pallas.checks.oracle_strength import Attempt, Evidence, oracle_stren
 from pytest_pallas.compile import costs
 from pytest_pallas.decoding import DataError, shown
 from pytest_pallas.distribute import merge as merging
-from pytest_pallas.distribute.fleet.messages import TestResult
+from pytest_pallas.distribute.messages import TestResult
 from pytest_pallas.distribute.parts import result_of
 from pytest_pallas.distribute.resume import records_by_test, reports_of, require_readable
 from pytest_pallas.draw.arguments import Arguments
