@@ -192,7 +192,7 @@ class KernelTests:
 
             check_output_files(session)
         if session.options.trace is not None:
-            from pytest_pallas.report.traces import check_trace
+            from pytest_pallas.report.files import check_trace
 
             check_trace(session)
         if session.goldens is not None:
@@ -234,7 +234,7 @@ class KernelTests:
         session, register = self.session, self.config.pluginmanager.register
         register(Reporter(session, keeper), "pallas-reporter")
         if session.options.trace is not None:
-            from pytest_pallas.report.traces import TraceReporter
+            from pytest_pallas.report.files import TraceReporter
 
             register(TraceReporter(session), "pallas-trace-reporter")
         if session.options.fleet is not None:
@@ -378,9 +378,9 @@ class KernelTests:
 
             attach(self.session, item, report, call.excinfo)
         if self.session.options.trace is not None:
-            from pytest_pallas.report.traces import attach as attach_trace
+            from pytest_pallas.report.files import attach_timeline
 
-            attach_trace(self.session, report, call.excinfo)
+            attach_timeline(self.session, report, call.excinfo)
         return report
 
     def pytest_report_teststatus(self, report: pytest.TestReport) -> tuple[str, str, str] | None:

@@ -161,7 +161,7 @@ class Session:
     stained: bool = False
     #: Whether no kernel of this session is code of a user, so that none can leave state changed.
     only_programs: bool = False
-    #: The calls in ``@given`` tests, by test and kernel; see ``run.overdue``.
+    #: The calls in ``@given`` tests, by test and kernel; see ``once_in_a_test``.
     calls: dict[tuple[str, str], CallsOfTest] = field(default_factory=dict[Any, Any])
 
     @cached_property

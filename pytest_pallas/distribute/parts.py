@@ -43,7 +43,7 @@ import pytest
 from pytest_pallas.backends.protocol import label
 from pytest_pallas.checks.verdict import conclude
 from pytest_pallas.decoding import jsonable
-from pytest_pallas.distribute.reports import (
+from pytest_pallas.distribute.messages import (
     checked_result,
     put_records,
     take_part_result,

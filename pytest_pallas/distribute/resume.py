@@ -18,7 +18,7 @@ import pytest
 from pallas_sim.errors import OptionError
 from pytest_pallas.compat.testing import count_report
 from pytest_pallas.decoding import DataError, decode
-from pytest_pallas.distribute.reports import first_attribute, new_report, put_records
+from pytest_pallas.distribute.messages import first_attribute, new_report, put_records
 from pytest_pallas.distribute.shards import set_digests
 from pytest_pallas.options import place_of
 from pytest_pallas.pytest_session import (
@@ -33,7 +33,7 @@ from pytest_pallas.pytest_session import (
 )
 from pytest_pallas.record import Record, to_json
 from pytest_pallas.report.collect import PREFIX, properties
-from pytest_pallas.report.files import environment, first_line, known_options
+from pytest_pallas.report.files import environment, journal_head, known_options
 from pytest_pallas.results import (
     FailedPhase,
     FinishedTest,
@@ -315,7 +315,7 @@ class RunKeeper(RunProgress):
             return
         set_digests(self.session, self.collected)
         try:
-            head = first_line(self.session, self.collected)
+            head = journal_head(self.session, self.collected)
             self.journal = RunJournal(partial_path(path), [head, *first])
         except OSError as error:
             self._report_loss(error)

@@ -60,6 +60,7 @@ from pytest_pallas.run.backends import (
 from pytest_pallas.run.call_arguments import (
     call_with,
     listed,
+    once_in_a_test,
     refuse_others,
     refuse_properties,
     refuse_spread,
@@ -78,7 +79,6 @@ from pytest_pallas.run.check_run import (
 )
 from pytest_pallas.run.drawn import run_drawn
 from pytest_pallas.run.nodes import unmet_by_kernels
-from pytest_pallas.run.overdue import once_in_a_test
 from pytest_pallas.run.result import Result
 from pytest_pallas.session import Session
 from pytest_pallas.spec import ExpectedFailure, KernelSpec

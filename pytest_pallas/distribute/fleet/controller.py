@@ -24,8 +24,14 @@ from pytest_pallas.backends.protocol import label
 from pytest_pallas.decoding import DataError
 from pytest_pallas.distribute.fleet import worker
 from pytest_pallas.distribute.fleet.cluster import CLOSED, ClusterLostError, DaskCluster, Workers
-from pytest_pallas.distribute.fleet.ledger import KeptResults, KernelGroup, Ledger, Parts, Sent
-from pytest_pallas.distribute.fleet.results import ResultReplayer
+from pytest_pallas.distribute.fleet.ledger import (
+    KeptResults,
+    KernelGroup,
+    Ledger,
+    Parts,
+    ResultReplayer,
+    Sent,
+)
 from pytest_pallas.distribute.messages import (
     Answer,
     FleetTask,
