@@ -211,13 +211,14 @@ class KernelTests:
         session, options = self.session, self.session.options
         if self.in_worker or (options.results is None and options.resume is None):
             return None
+        from pytest_pallas.decoding import decode
         from pytest_pallas.distribute.resume import PLUGIN, RunKeeper, load_done_tests, resumed_run
-        from pytest_pallas.pytest_session import done_from_plain, done_of
+        from pytest_pallas.pytest_session import Done, done_of
 
         worker: dict[str, Any] | None = getattr(self.config, "workerinput", None)  # pytest-xdist's
         if worker is not None:
             if DONE in worker:
-                load_done_tests(session, done_from_plain(worker[DONE]))
+                load_done_tests(session, decode(Done, worker[DONE]))
             return None
         with _stopping_pytest():
             resumed = None if options.resume is None else resumed_run(session)

@@ -17,7 +17,7 @@ import pytest
 
 from pallas_sim.errors import OptionError
 from pytest_pallas.compat.testing import count_report
-from pytest_pallas.decoding import DataError, decode
+from pytest_pallas.decoding import DataError, decode, jsonable
 from pytest_pallas.distribute.messages import first_attribute, new_report, put_records
 from pytest_pallas.distribute.shards import set_digests
 from pytest_pallas.options import place_of
@@ -257,7 +257,7 @@ class RunKeeper(RunProgress):
     def pytest_configure_node(self, node: Any) -> None:
         """Tell a worker of pytest-xdist what is done: all must collect the same tests."""
         if self.resumed is not None:
-            node.workerinput[DONE] = done_of(self.resumed).plain()
+            node.workerinput[DONE] = jsonable(done_of(self.resumed))
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_xdist_node_collection_finished(self, ids: Sequence[str]) -> None:

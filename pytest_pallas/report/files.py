@@ -24,7 +24,6 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -39,7 +38,6 @@ from pytest_pallas.decoding import decode, jsonable, replacing
 from pytest_pallas.errors import BackendUnavailableError, facts_of
 from pytest_pallas.mutate.report import others
 from pytest_pallas.pytest_session import PytestSession
-from pytest_pallas.pytest_session import to_json as to_plain
 from pytest_pallas.record import (
     BAD,
     SCHEMA,
@@ -52,7 +50,7 @@ from pytest_pallas.record import (
 from pytest_pallas.report.coverage import covered, described, lcov
 from pytest_pallas.report.section import number
 from pytest_pallas.report.terminal import count_distinct, entries
-from pytest_pallas.results import FinishedTest, plain_tests, text_parts
+from pytest_pallas.results import RunResults, plain_tests, text_parts
 from pytest_pallas.session import LastRun
 
 if TYPE_CHECKING:
@@ -108,8 +106,17 @@ def write_files(
             kernels = covered(others(records))
             parts, count = lcov(kernels, session.config.rootpath), described(kernels)
         else:
-            tests = ((), (), {}) if kept is None else (kept.collected, kept.tests, kept.parts)
-            parts = document(session, records, *tests)
+            names = ("collected", "tests", "parts")
+            results = RunResults(
+                path="",
+                **about(session),
+                options=option_values(session),
+                records=records,
+                not_applicable=entries(session.not_applicable, records),
+                **({} if kept is None else {name: getattr(kept, name) for name in names}),
+            )
+            fleet = {} if session.fleet is None else {"fleet": jsonable(session.fleet)}
+            parts = document(results, **fleet)
         folder = session.config.invocation_params.dir  # as the user gave it
         shown = path.relative_to(folder) if path.is_relative_to(folder) else path
         line, written = f"{count} written to {shown}", True
@@ -169,34 +176,20 @@ def write(path: Path, parts: Iterable[str]) -> None:
         file.writelines(part.encode() for part in parts)
 
 
-def document(
-    session: PytestSession,
-    records: Sequence[Record],
-    collected: Sequence[str] = (),
-    tests: Sequence[FinishedTest] = (),
-    parts: Mapping[str, Sequence[Mapping[str, Any]]] = MappingProxyType({}),
-) -> Iterator[str]:
-    """Write the records and the session's data as JSON, in parts.
-
-    Args:
-      session: the session.
-      records: its records.
-      collected: node ids of all tests.
-      tests: the tests that ended.
-      parts: of the other tests, as in ``RunResults``.
-    """
+def document(results: RunResults, **more: Any) -> Iterator[str]:
+    """Write results, and more fields, as the text of a results file, in parts."""
     whole: dict[str, Any] = {
         "schema": SCHEMA,
-        **about(session),
-        "options": option_values(session),
-        "distinct": dataclasses.asdict(count_distinct(others(records))),
-        "records": map(to_json, records),
-        "not_applicable": map(plain_not_applicable, entries(session.not_applicable, records)),
-        "tests": plain_tests(collected, tests, parts),
+        "environment": dict(results.environment),
+        "suite": dict(results.suite),
+        "files": dict(results.files),
+        "options": dict(results.options),
+        "distinct": dataclasses.asdict(count_distinct(others(results.records))),
+        "records": map(to_json, results.records),
+        "not_applicable": map(plain_not_applicable, results.not_applicable),
+        "tests": plain_tests(results.collected, results.tests, results.parts),
     }
-    if session.fleet is not None:
-        whole["fleet"] = to_plain(session.fleet)
-    return text_parts(whole)
+    return text_parts({**whole, **more})
 
 
 #: Fields of a record that the file of failures leaves out; its message has what they say.

@@ -53,6 +53,7 @@ from pytest_pallas.replay.goldens import (
     load_example,
 )
 from pytest_pallas.replay.values import digest, read, write
+from pytest_pallas.report.files import document
 from pytest_pallas.report.html import page
 from pytest_pallas.report.summary import summary
 from pytest_pallas.report.terminal import count_distinct
@@ -395,7 +396,7 @@ class Readers:
     def _results(self, path: Path) -> None:
         found = read_results(path)
         merged = merging.merge([found])
-        "".join(merging.document(merged.whole))
+        "".join(document(merged.whole))
         read_earlier(path)
         done_of(found)
         with contextlib.suppress(DataError):
