@@ -408,10 +408,10 @@ class KernelTests:
 
             set_digests(state)
         elif output is not None:
-            from pytest_pallas.record import plain_not_applicable
+            from pytest_pallas.decoding import jsonable
 
             entries = state.not_applicable.values()
-            output[OUTPUT] = [plain_not_applicable(entry) for entry in entries]
+            output[OUTPUT] = jsonable(entries)
             output[SHARD] = (state.shard_line, state.empty_shard)
             output[REFUSAL] = state.refusal
             backends = state.selection.backends if "selection" in vars(state) else ()

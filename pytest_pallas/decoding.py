@@ -25,7 +25,6 @@ import sys
 import tempfile
 import types
 import typing
-import zlib
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -245,24 +244,6 @@ def decode(schema: Any, plain: object) -> Any:
     return _reader(schema)(plain)
 
 
-def unpacked(content: bytes, most: int) -> bytes:
-    """Return what zlib has compressed, at most so many bytes.
-
-    Raises:
-      DataError: it is more, or nothing that zlib has compressed.
-    """
-    unpack = zlib.decompressobj()
-    try:
-        unpacked_content = unpack.decompress(content, most + 1)
-    except zlib.error:
-        raise DataError("is nothing that zlib has compressed") from None
-    if len(unpacked_content) > most:
-        raise DataError(f"unpacks to more than {most:,} bytes")
-    if not unpack.eof:
-        raise DataError("is only a part of what zlib has compressed")
-    return unpacked_content
-
-
 def jsonable(value: Any) -> Any:
     """Return a value of a schema as plain JSON values, which ``decode`` makes it of again.
 
@@ -273,7 +254,7 @@ def jsonable(value: Any) -> Any:
         return value
     if isinstance(value, float):
         return value if math.isfinite(value) else str(value)
-    if isinstance(value, bytes):
+    if isinstance(value, bytes | bytearray):
         return base64.b64encode(value).decode()
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {
@@ -287,6 +268,11 @@ def jsonable(value: Any) -> Any:
     if hasattr(value, "dtype") and getattr(value, "shape", None) == ():
         return jsonable(scalar.item())  # of numpy
     raise DataError(f"is a {type(value).__qualname__}, which is no plain value")
+
+
+def json_of(value: Any) -> bytes:
+    """Return the JSON text of a value of a schema, for another process: see ``jsonable``."""
+    return json.dumps(jsonable(value)).encode()
 
 
 def tagged(value: Any, types: Mapping[str, type] = MappingProxyType({}), other: Any = None) -> Any:
@@ -427,8 +413,9 @@ def _reader(schema: Any, marks: tuple[Any, ...] = ()) -> _Reader:
     if dataclasses.is_dataclass(schema) or typing.is_typeddict(schema):
         return _fields(schema)
     if isinstance(schema, type) and issubclass(schema, tuple) and hasattr(schema, "_fields"):
-        hints = typing.get_type_hints(schema, include_extras=True)
-        return _row(hints.values(), len(hints) - len(schema._field_defaults), schema._make)
+        named: Any = schema
+        hints = typing.get_type_hints(named, include_extras=True)
+        return _row(hints.values(), len(hints) - len(named._field_defaults), named._make)
     origin = origin or schema
     if origin is tuple and (not arguments or arguments[-1] is not ...):
         return _row(arguments, len(arguments), tuple)
@@ -532,9 +519,11 @@ def _only(kind: type, description: str) -> Callable[..., Any]:
     return read
 
 
+_nothing = _only(type(None), "null")
+
 _SCALARS: Mapping[Any, Callable[..., Any]] = {
     Any: _any, object: _any, int: _integer, float: _number, str: _text,
-    bytes: _bytes, bool: _only(bool, "true or false"), type(None): _only(type(None), "null"),
+    bytes: _bytes, bool: _only(bool, "true or false"), None: _nothing, type(None): _nothing,
 }  # fmt: skip
 
 

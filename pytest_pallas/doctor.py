@@ -6,7 +6,6 @@ which is made to be pasted into a bug report.
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 import platform
@@ -29,6 +28,7 @@ from pytest_pallas.backends.execution import brief
 from pytest_pallas.backends.protocol import Backend, Call, label
 from pytest_pallas.backends.registry import FAMILIES, Family
 from pytest_pallas.backends.statuses import NO_DEVICE, plugin_errors
+from pytest_pallas.decoding import json_of
 from pytest_pallas.options import Options
 from pytest_pallas.tested import TESTED, installed_version
 from pytest_pallas.workers.pool import WorkerPool
@@ -106,7 +106,7 @@ def installation_of(plugins: Sequence[tuple[str, str]], environ: Mapping[str, st
     """
     cpus = os.cpu_count()
     return Installation(
-        python=_package("python", platform.pythoninstalled_version()),
+        python=_package("python", platform.python_version()),
         system=f"{platform.platform()}, {platform.machine()}, {cpus} CPUs",
         packages=tuple(_package(name, installed_version(name)) for name in PACKAGES),
         plugins=tuple(sorted({f"{name} {version}" for name, version in plugins})),
@@ -220,7 +220,7 @@ def serve(payload: bytes) -> bytes:
     if not name:
         return json.dumps(devices()).encode()
     [family] = [family for family in FAMILIES if family.name == name]
-    return json.dumps(dataclasses.asdict(tried(family.make(None)))).encode()
+    return json_of(tried(family.make(None)))
 
 
 class DeviceProcess:

@@ -464,11 +464,6 @@ def not_applicable_of(record: Record) -> NotApplicable | None:
     )
 
 
-def plain_not_applicable(entry: NotApplicable) -> dict[str, Any]:
-    """Return an entry as plain JSON values."""
-    return jsonable(entry)
-
-
 def to_json(record: Record) -> dict[str, Any]:
     """Return a record as plain JSON values; infinite and undefined numbers become strings."""
     return jsonable(record)

@@ -398,6 +398,13 @@ class Session:
             choose(options.sanitize, self.sanitizer_names, "mark pallas(sanitize=...)")
         return options
 
+    def usual_options_for(self, node: pytest.Item) -> Options:
+        """Return a test's options; those of the session if a mark is wrong, as its set-up says."""
+        try:
+            return self.options_for(node)
+        except OptionError:
+            return self.options
+
     def checks_for(self, options: Options) -> list[Check]:
         """Return the checks that options select, without sanitizers that they leave out.
 

@@ -31,6 +31,7 @@ from pytest_pallas.compile.service import (
     divert,
     overhear_log,
 )
+from pytest_pallas.decoding import decode, json_of, parse
 from pytest_pallas.tested import installed_version
 
 #: What a worker calls.
@@ -132,7 +133,7 @@ def environment(
 
 def compile_payload(payload: bytes) -> bytes:
     """Compile one ``CompileRequest`` in the worker; returns an encoded ``CompileReport``."""
-    request = CompileRequest.decode(payload)
+    request = decode(CompileRequest, parse(payload))
     learn(request.target, request.chip)
     memory = _memory(request.target)
     folder = _dumps()
@@ -168,7 +169,7 @@ def compile_payload(payload: bytes) -> bytes:
         _keep(folder, Path(request.dump), others)
         if text:
             Path(request.dump, "optimized.hlo").write_text(text, encoding="utf-8")
-    return report.encode()
+    return json_of(report)
 
 
 def _release(version: str) -> str:

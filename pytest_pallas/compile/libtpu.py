@@ -35,6 +35,7 @@ from pallas_sim.errors import DeviceError
 from pytest_pallas.compile.machine_code import PASS_LABELS, tpu_costs
 from pytest_pallas.compile.refusals import full_text
 from pytest_pallas.compile.service import CompileReport, CompileRequest, compiled_report
+from pytest_pallas.decoding import decode, json_of, parse
 from pytest_pallas.tested import installed_version
 
 #: What a worker calls.
@@ -140,7 +141,7 @@ def topology(target: str, devices: int) -> str:
 
 def compile_payload(payload: bytes) -> bytes:
     """Compile one ``CompileRequest`` in the worker; returns an encoded ``CompileReport``."""
-    request = CompileRequest.decode(payload)
+    request = decode(CompileRequest, parse(payload))
     learn(request.target, request.chip)
     folder = _dumps()
     for path in folder.iterdir():
@@ -167,7 +168,7 @@ def compile_payload(payload: bytes) -> bytes:
             Path(request.dump, "optimized.hlo").write_text(text, encoding="utf-8")
     if request.dump:
         _keep(folder, Path(request.dump))
-    return report.encode()
+    return json_of(report)
 
 
 @functools.cache

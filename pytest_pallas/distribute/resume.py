@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from pallas_sim.errors import OptionError
-from pytest_pallas.compat.testing import count_report
+from pytest_pallas.compat.testing import count_report, say
 from pytest_pallas.decoding import DataError, decode, jsonable
 from pytest_pallas.distribute.messages import first_attribute, new_report, put_records
 from pytest_pallas.distribute.shards import set_digests
@@ -337,10 +337,7 @@ class RunKeeper(RunProgress):
             f"cannot write {partial_path(path).name}: {error}. Results are lost if this run is cut "
             "off"
         )
-        terminal: Any = self.session.config.pluginmanager.get_plugin("terminalreporter")
-        if terminal is not None:
-            terminal.ensure_newline()
-            terminal.write_line(f"pallas: {self.problem}", red=True)
+        say(self.session.config, self.problem, verbosity=-9, red=True)
 
 
 def _ended(test: FinishedTest, records: Iterable[Mapping[str, Any]]) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from typing import Any
 
 import pytest
 
-from pallas_sim.errors import DeviceError, OptionError, PallasError
+from pallas_sim.errors import DeviceError, PallasError
 from pytest_pallas.backends.devices import accelerators, only_cpu
 from pytest_pallas.backends.ending import longest
 from pytest_pallas.backends.protocol import Call, Observer, label
@@ -47,7 +47,6 @@ from pytest_pallas.isolate.supervise import (
     run_in,
     worker_setup,
 )
-from pytest_pallas.options import Options
 from pytest_pallas.pytest_session import PytestSession, note_raised
 from pytest_pallas.run.result import Result
 from pytest_pallas.workers.pool import WorkerPool
@@ -203,7 +202,7 @@ class Isolator:
           IsolationError: the worker could not run the item.
         """
         __tracebackhide__ = True
-        options = options_of(self.session, item)
+        options = self.session.usual_options_for(item)
         slot: Callable[[], float | None] = getattr(item, "slot", lambda: None)
         journal = None if options.mutate is None else self._scratch / str(next(self._numbers))
         facts = self.session.facts
@@ -513,14 +512,6 @@ def _following(item: pytest.Item, nextitem: pytest.Item | None) -> tuple[str, in
     pairs = zip(item.listchain(), nextitem.listchain(), strict=False)
     shared = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] is pair[1], pairs))
     return nextitem.nodeid, shared
-
-
-def options_of(session: PytestSession, item: pytest.Item) -> Options:
-    """Return the options of a test; those of the session if a mark is wrong, as its set-up says."""
-    try:
-        return session.options_for(item)
-    except OptionError:
-        return session.options
 
 
 class _SimulatedTests:

@@ -43,7 +43,6 @@ from pytest_pallas.record import (
     SCHEMA,
     STATUSES,
     Record,
-    plain_not_applicable,
     status_of,
     to_json,
 )
@@ -186,7 +185,7 @@ def document(results: RunResults, **more: Any) -> Iterator[str]:
         "options": dict(results.options),
         "distinct": dataclasses.asdict(count_distinct(others(results.records))),
         "records": map(to_json, results.records),
-        "not_applicable": map(plain_not_applicable, results.not_applicable),
+        "not_applicable": map(jsonable, results.not_applicable),
         "tests": plain_tests(results.collected, results.tests, results.parts),
     }
     return text_parts({**whole, **more})
@@ -228,7 +227,7 @@ def journal_head(session: PytestSession, collected: Sequence[str]) -> dict[str, 
         "schema": SCHEMA,
         **about(session),
         "options": known_options(session),
-        "not_applicable": [plain_not_applicable(entry) for entry in left_out],
+        "not_applicable": jsonable(left_out),
         "collected": list(collected),
     }
 
