@@ -410,7 +410,7 @@ class KernelTests:
         elif output is not None:
             from pytest_pallas.decoding import jsonable
 
-            entries = state.not_applicable.values()
+            entries = list(state.not_applicable.values())
             output[OUTPUT] = jsonable(entries)
             output[SHARD] = (state.shard_line, state.empty_shard)
             output[REFUSAL] = state.refusal

@@ -221,7 +221,7 @@ def _compact(plain: Mapping[str, Any]) -> dict[str, Any]:
 
 def journal_head(session: PytestSession, collected: Sequence[str]) -> dict[str, Any]:
     """Make the first line of the journal of a run with these tests, as plain JSON values."""
-    left_out = session.not_applicable.values()
+    left_out = list(session.not_applicable.values())
     return {
         "journal": 1,
         "schema": SCHEMA,
