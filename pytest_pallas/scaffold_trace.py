@@ -21,7 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from pallas_sim.chips import DEFAULT_TARGETS, TARGETS
-from pallas_sim.traces import platform_of, sub_jaxprs, written_for
+from pallas_sim.traces import platform_of, written_for
 from pytest_pallas.backends.analyzing import on_chip
 from pytest_pallas.backends.ending import ending
 from pytest_pallas.backends.execution import brief
@@ -29,7 +29,7 @@ from pytest_pallas.backends.protocol import Call
 from pytest_pallas.backends.tracing import abstract, jitted
 from pytest_pallas.checks.cross import accepted
 from pytest_pallas.grid.analysis import analyze_jaxpr
-from pytest_pallas.grid.kernel_calls import KernelCall, kernel_calls
+from pytest_pallas.grid.kernel_calls import KernelCall, equations_inside, kernel_calls
 from pytest_pallas.loading import LoadedFunction
 from pytest_pallas.scaffold_read import (
     ArrayParameter,
@@ -213,14 +213,11 @@ def _refused_by_triton(kernel: KernelCall) -> str:
     """Explain why Triton refuses a kernel for the size of an array in it, or ""."""
     if written_for(kernel.eqn) != "Triton":
         return ""
-    jaxprs = [*sub_jaxprs(kernel.eqn)]
-    while jaxprs:
-        for eqn in jaxprs.pop().eqns:
-            jaxprs += sub_jaxprs(eqn)
-            for var in eqn.outvars:
-                size = math.prod(getattr(var.aval, "shape", ()))
-                if size & (size - 1):
-                    return f"Triton takes no array of {size} elements, which is no power of two"
+    for eqn in equations_inside(kernel.eqn):
+        for var in eqn.outvars:
+            size = math.prod(getattr(var.aval, "shape", ()))
+            if size & (size - 1):
+                return f"Triton takes no array of {size} elements, which is no power of two"
     return ""
 
 

@@ -19,10 +19,10 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from pallas_sim.dtypes import Array
 from pallas_sim.errors import DeviceError
-from pallas_sim.traces import open_jaxpr, sub_jaxprs
+from pallas_sim.traces import open_jaxpr
 from pytest_pallas.backends.processes import Gang
 from pytest_pallas.errors import GangError
-from pytest_pallas.grid.kernel_calls import called_jaxpr
+from pytest_pallas.grid.kernel_calls import called_jaxpr, equations
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ def _is_local(mesh: Mesh, processes: Gang) -> bool:
 
 def _meshes(jaxpr: Any) -> Iterator[Mesh]:
     """Yield the meshes with devices that a program names, outside of kernels."""
-    for eqn in jaxpr.eqns:
+    for eqn in equations(jaxpr):
         mesh = eqn.params.get("mesh")
         if isinstance(mesh, Mesh) and mesh.size:
             yield mesh
@@ -108,8 +108,6 @@ def _meshes(jaxpr: Any) -> Iterator[Mesh]:
             yield from (one.mesh for one in eqn.params.get(name, ()) if _is_concrete(one))
         if _is_concrete(eqn.params.get("sharding")):
             yield eqn.params["sharding"].mesh
-        for inner in sub_jaxprs(eqn):
-            yield from _meshes(inner)
 
 
 def _shardings(jaxpr: Any, inputs: dict[Any, int]) -> Iterator[tuple[int, NamedSharding]]:

@@ -17,7 +17,7 @@ import jax.export
 from jax.extend.core import jaxpr_as_fun
 
 from pallas_sim.errors import KernelError
-from pallas_sim.traces import is_reference, open_jaxpr, source_line, sub_jaxprs
+from pallas_sim.traces import is_reference, open_jaxpr, source_line
 from pytest_pallas.backends.execution import brief
 from pytest_pallas.backends.hardware import CUSTOM_CALLS
 from pytest_pallas.backends.protocol import Backend, Call
@@ -27,6 +27,7 @@ from pytest_pallas.checks import declare_check
 from pytest_pallas.checks.context import CheckContext, CheckResult, call, run
 from pytest_pallas.checks.metamorphic import identical
 from pytest_pallas.errors import NotApplicableError
+from pytest_pallas.grid.kernel_calls import equations_inside
 from pytest_pallas.spec import KernelSpec
 
 #: The name of a kernel in a program that is lowered without its kernels.
@@ -137,8 +138,12 @@ def _opaque(eqn: Any) -> Any:
     Raises:
       KernelError: the kernel calls back to Python.
     """
-    for inner in sub_jaxprs(eqn):
-        _without_callbacks(inner)
+    for inner in equations_inside(eqn):
+        if inner.primitive.name in _CALLBACKS:
+            raise _refused(
+                f"it has a callback to Python, {inner.primitive.name} at "
+                f"{source_line(inner) or '?'}"
+            )
     refs = [at for at, atom in enumerate(eqn.invars) if is_reference(atom.aval)]
     changed = [eqn.invars[at].aval for at in refs]
     avals = [*(var.aval for var in eqn.outvars), *changed]
@@ -155,16 +160,6 @@ def _opaque(eqn: Any) -> Any:
 
     [new], _ = equations_of(jax.jit(call) if refs else call, eqn.invars, eqn)
     return new.replace(outvars=eqn.outvars)
-
-
-def _without_callbacks(jaxpr: Any) -> None:
-    for eqn in jaxpr.eqns:
-        if eqn.primitive.name in _CALLBACKS:
-            raise _refused(
-                f"it has a callback to Python, {eqn.primitive.name} at {source_line(eqn) or '?'}"
-            )
-        for inner in sub_jaxprs(eqn):
-            _without_callbacks(inner)
 
 
 def _same_types(exported: jax.export.Exported, traced: Any) -> None:

@@ -19,7 +19,7 @@ from pallas_sim.findings import SourceLine, text_at
 from pallas_sim.traces import is_call_stack, is_compiler_error, source_line, space_of, sub_jaxprs
 from pytest_pallas.compile.cleaning import CompilerMessage, clean
 from pytest_pallas.errors import is_library, is_own
-from pytest_pallas.grid.kernel_calls import KernelCall, kernel_calls
+from pytest_pallas.grid.kernel_calls import KernelCall, equations, kernel_calls
 
 #: A frame as MLIR prints it in a location: ``"name"("file":line:column``, innermost first.
 _LOCATION_FRAME = re.compile(r'"[^"\n]*"\("(?P<file>[^"\n]+)":(?P<line>\d+):\d+')
@@ -230,10 +230,9 @@ def _parameters(jaxpr: Any) -> tuple[NamedOperand, ...]:
 def _scoped(jaxpr: Any) -> tuple[NamedOperand, ...]:
     """Return what ``pl.run_scoped`` allocates, such as the scratch of ``plgpu.kernel``."""
     operands: list[NamedOperand] = []
-    for eqn in jaxpr.eqns:
-        for inner in sub_jaxprs(eqn):
-            operands += _parameters(inner) if eqn.primitive.name == "run_scoped" else ()
-            operands += _scoped(inner)
+    for eqn in equations(jaxpr):
+        for inner in sub_jaxprs(eqn) if eqn.primitive.name == "run_scoped" else ():
+            operands += _parameters(inner)
     return tuple(operands)
 
 

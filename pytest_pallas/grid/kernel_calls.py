@@ -130,12 +130,18 @@ def kernel_call(eqn: Any, path: tuple[str, ...]) -> KernelCall:
     )
 
 
-def equations_inside(eqn: Any) -> Iterator[Any]:
+def equations(jaxpr: Any, *, in_kernels: bool = True) -> Iterator[Any]:
+    """Yield all equations of an open jaxpr, also nested ones, each before those inside it."""
+    for eqn in jaxpr.eqns:
+        yield eqn
+        if in_kernels or eqn.primitive.name not in KERNEL_PRIMITIVES | FOREIGN_PRIMITIVES:
+            yield from equations_inside(eqn, in_kernels=in_kernels)
+
+
+def equations_inside(eqn: Any, *, in_kernels: bool = True) -> Iterator[Any]:
     """Yield all equations of the jaxprs inside an equation, also nested ones."""
     for jaxpr in sub_jaxprs(eqn):
-        for inner in jaxpr.eqns:
-            yield inner
-            yield from equations_inside(inner)
+        yield from equations(jaxpr, in_kernels=in_kernels)
 
 
 def variables(eqn: Any) -> set[Any]:
@@ -415,14 +421,14 @@ def hazards(jaxpr: Any, *, simulated: bool = False) -> tuple[str, ...]:
       simulated: whether the simulator runs it, which ends waits and loops.
     """
     inner, _ = open_jaxpr(jaxpr)
-    equations = [nested for eqn in inner.eqns for nested in (eqn, *equations_inside(eqn))]
-    variables = [*inner.invars, *(var for eqn in equations for var in eqn.outvars)]
-    loops = [eqn for eqn in equations if eqn.primitive.name == "while"]
+    eqns = list(equations(inner))
+    variables = [*inner.invars, *(var for eqn in eqns for var in eqn.outvars)]
+    loops = [eqn for eqn in eqns if eqn.primitive.name == "while"]
     hazard = {
         "semaphores, DMAs or barriers": not simulated
         and any(kernel.asynchronous for kernel in kernel_calls(jaxpr)),
         "a while loop without a bound": not simulated and not all(map(_counts, loops)),
-        "a callback": any(eqn.primitive.name in CALLBACKS for eqn in equations),
+        "a callback": any(eqn.primitive.name in CALLBACKS for eqn in eqns),
         "an array of more than 1 GiB": any(_bytes(var.aval) > LARGE_BYTES for var in variables),
     }
     return tuple(name for name, present in hazard.items() if present)
@@ -608,18 +614,10 @@ def work_outside(jaxpr: Any) -> list[Any]:
     """List the equations outside of all kernels that compute arrays of floats, products first."""
     work = [
         eqn
-        for eqn in _outside(jaxpr)
+        for eqn in equations(jaxpr, in_kernels=False)
         if eqn.primitive.name in _WORK and _computes(eqn, integers=False)
     ]
     return sorted(work, key=lambda eqn: eqn.primitive.name not in _PRODUCTS)
 
 
 _PRODUCTS = frozenset({"conv_general_dilated", "dot_general", "ragged_dot_general"})
-
-
-def _outside(jaxpr: Any) -> Iterator[Any]:
-    for eqn in jaxpr.eqns:
-        if eqn.primitive.name not in KERNEL_PRIMITIVES | FOREIGN_PRIMITIVES:
-            yield eqn
-            for inner in sub_jaxprs(eqn):
-                yield from _outside(inner)
