@@ -192,7 +192,7 @@ class KernelTests:
 
             check_output_files(session)
         if session.options.trace is not None:
-            from pytest_pallas.report.traces import check_trace
+            from pytest_pallas.report.files import check_trace
 
             check_trace(session)
         if session.goldens is not None:
@@ -211,13 +211,14 @@ class KernelTests:
         session, options = self.session, self.session.options
         if self.in_worker or (options.results is None and options.resume is None):
             return None
+        from pytest_pallas.decoding import decode
         from pytest_pallas.distribute.resume import PLUGIN, RunKeeper, load_done_tests, resumed_run
-        from pytest_pallas.pytest_session import done_from_plain, done_of
+        from pytest_pallas.pytest_session import Done, done_of
 
         worker: dict[str, Any] | None = getattr(self.config, "workerinput", None)  # pytest-xdist's
         if worker is not None:
             if DONE in worker:
-                load_done_tests(session, done_from_plain(worker[DONE]))
+                load_done_tests(session, decode(Done, worker[DONE]))
             return None
         with _stopping_pytest():
             resumed = None if options.resume is None else resumed_run(session)
@@ -234,7 +235,7 @@ class KernelTests:
         session, register = self.session, self.config.pluginmanager.register
         register(Reporter(session, keeper), "pallas-reporter")
         if session.options.trace is not None:
-            from pytest_pallas.report.traces import TraceReporter
+            from pytest_pallas.report.files import TraceReporter
 
             register(TraceReporter(session), "pallas-trace-reporter")
         if session.options.fleet is not None:
@@ -378,9 +379,9 @@ class KernelTests:
 
             attach(self.session, item, report, call.excinfo)
         if self.session.options.trace is not None:
-            from pytest_pallas.report.traces import attach as attach_trace
+            from pytest_pallas.report.files import attach_timeline
 
-            attach_trace(self.session, report, call.excinfo)
+            attach_timeline(self.session, report, call.excinfo)
         return report
 
     def pytest_report_teststatus(self, report: pytest.TestReport) -> tuple[str, str, str] | None:
@@ -407,10 +408,10 @@ class KernelTests:
 
             set_digests(state)
         elif output is not None:
-            from pytest_pallas.record import plain_not_applicable
+            from pytest_pallas.decoding import jsonable
 
-            entries = state.not_applicable.values()
-            output[OUTPUT] = [plain_not_applicable(entry) for entry in entries]
+            entries = list(state.not_applicable.values())
+            output[OUTPUT] = jsonable(entries)
             output[SHARD] = (state.shard_line, state.empty_shard)
             output[REFUSAL] = state.refusal
             backends = state.selection.backends if "selection" in vars(state) else ()

@@ -190,7 +190,7 @@ def load_spec(target: str) -> KernelSpec:
     Raises:
       OptionError: there is no such spec, or there are several.
     """
-    from pytest_pallas.scaffold_read import import_module
+    from pytest_pallas.loading import import_module
     from pytest_pallas.spec import KernelSpec
 
     name, _, attribute = target.partition(":")

@@ -25,7 +25,6 @@ import sys
 import tempfile
 import types
 import typing
-import zlib
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -165,7 +164,7 @@ def parse_object(content: str, lazily: Collection[str]) -> dict[str, Any]:
     fields: Any = {}
     try:
         at = _after(content, 0, "{")
-        while content[_skip(content, at)] != "}":
+        while content[_after(content, at)] != "}":
             name, at = _JSON.raw_decode(content, _after(content, at, "," if fields else ""))
             at = _after(content, at, ":")
             if name in lazily and content.startswith("[", at):
@@ -184,19 +183,15 @@ def parse_object(content: str, lazily: Collection[str]) -> dict[str, Any]:
 _JSON, _SPACE = json.JSONDecoder(), re.compile(r"[^ \t\n\r]|$")
 
 
-def _skip(content: str, at: int) -> int:
-    """Return the position after white space."""
+def _after(content: str, at: int, sign: str = "", *, end: bool = False) -> int:
+    """Return the position after white space, or after a sign and the white space around it."""
     match = _SPACE.search(content, at)
     assert match is not None
-    return match.start()
-
-
-def _after(content: str, at: int, sign: str, *, end: bool = False) -> int:
-    """Return the position after a sign and the white space around it."""
-    at = _skip(content, at)
+    at = match.start()
     if not content.startswith(sign, at):
         raise ValueError
-    at = _skip(content, at + len(sign))
+    if sign:
+        at = _after(content, at + len(sign))
     if end and at < len(content):
         raise ValueError
     return at
@@ -227,7 +222,7 @@ class LazyList:
         sign = ""
         while not self.content.startswith("]", at):
             value, at = _JSON.raw_decode(self.content, _after(self.content, at, sign))
-            at = _after(self.content, at, "")
+            at = _after(self.content, at)
             yield value, at
             sign = ","
         yield _END, _after(self.content, at, "]")
@@ -249,24 +244,6 @@ def decode(schema: Any, plain: object) -> Any:
     return _reader(schema)(plain)
 
 
-def unpacked(content: bytes, most: int) -> bytes:
-    """Return what zlib has compressed, at most so many bytes.
-
-    Raises:
-      DataError: it is more, or nothing that zlib has compressed.
-    """
-    unpack = zlib.decompressobj()
-    try:
-        unpacked_content = unpack.decompress(content, most + 1)
-    except zlib.error:
-        raise DataError("is nothing that zlib has compressed") from None
-    if len(unpacked_content) > most:
-        raise DataError(f"unpacks to more than {most:,} bytes")
-    if not unpack.eof:
-        raise DataError("is only a part of what zlib has compressed")
-    return unpacked_content
-
-
 def jsonable(value: Any) -> Any:
     """Return a value of a schema as plain JSON values, which ``decode`` makes it of again.
 
@@ -277,7 +254,7 @@ def jsonable(value: Any) -> Any:
         return value
     if isinstance(value, float):
         return value if math.isfinite(value) else str(value)
-    if isinstance(value, bytes):
+    if isinstance(value, bytes | bytearray):
         return base64.b64encode(value).decode()
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {
@@ -291,6 +268,11 @@ def jsonable(value: Any) -> Any:
     if hasattr(value, "dtype") and getattr(value, "shape", None) == ():
         return jsonable(scalar.item())  # of numpy
     raise DataError(f"is a {type(value).__qualname__}, which is no plain value")
+
+
+def json_of(value: Any) -> bytes:
+    """Return the JSON text of a value of a schema, for another process: see ``jsonable``."""
+    return json.dumps(jsonable(value)).encode()
 
 
 def tagged(value: Any, types: Mapping[str, type] = MappingProxyType({}), other: Any = None) -> Any:
@@ -417,6 +399,8 @@ def _reader(schema: Any, marks: tuple[Any, ...] = ()) -> _Reader:
         marks = (*marks, *(mark for mark in arguments[1:] if mark is not accepts))
         read = _reader(arguments[0], marks)
         return read if accepts is None else lambda plain: read(accepts.function(plain))
+    if origin in (typing.Required, typing.NotRequired):
+        return _reader(*arguments)
     if checked := next((mark for mark in marks if isinstance(mark, Checked)), None):
         back = checked.plain or jsonable
         return lambda plain: back(decode(checked.schema(), plain))
@@ -429,10 +413,12 @@ def _reader(schema: Any, marks: tuple[Any, ...] = ()) -> _Reader:
     if dataclasses.is_dataclass(schema) or typing.is_typeddict(schema):
         return _fields(schema)
     if isinstance(schema, type) and issubclass(schema, tuple) and hasattr(schema, "_fields"):
-        return _named_tuple(schema)
+        named: Any = schema
+        hints = typing.get_type_hints(named, include_extras=True)
+        return _row(hints.values(), len(hints) - len(named._field_defaults), named._make)
     origin = origin or schema
     if origin is tuple and (not arguments or arguments[-1] is not ...):
-        return _row([_reader(argument) for argument in arguments])
+        return _row(arguments, len(arguments), tuple)
     most = min((mark.most for mark in marks if isinstance(mark, Sized)), default=MOST_INTEGER)
     marks = tuple(mark for mark in marks if not isinstance(mark, Sized))
     if isinstance(origin, type) and issubclass(origin, Mapping):
@@ -457,14 +443,12 @@ def _any(marks: tuple[Any, ...], plain: Any, depth: int = 0) -> Any:
     """Plain values without a schema."""
     if depth > MOST_DEPTH:
         raise DataError(f"is nested more than {MOST_DEPTH} levels deep")
-    if plain is None or isinstance(plain, bool | bytes):
+    if plain is None or isinstance(plain, bool | bytes | float):
         return plain
     if isinstance(plain, str):
         return plain if AsWritten() in marks else shown(plain, lines=True)
     if isinstance(plain, int):
-        return _integer((), plain)
-    if isinstance(plain, float):
-        return plain
+        return _limited((), plain)
     if isinstance(plain, list | tuple | set | frozenset):
         return type(plain)(_any(marks, element, depth + 1) for element in plain)
     if isinstance(plain, dict):
@@ -499,12 +483,6 @@ def _limited(marks: tuple[Any, ...], plain: Any) -> Any:
     return plain
 
 
-def _boolean(_: tuple[Any, ...], plain: Any) -> bool:
-    if not isinstance(plain, bool):
-        raise _wrong("true or false", plain)
-    return plain
-
-
 def _text(marks: tuple[Any, ...], plain: Any) -> str:
     if not isinstance(plain, str):
         raise _wrong("a text", plain)
@@ -530,14 +508,22 @@ def _bytes(_: tuple[Any, ...], plain: Any) -> bytes:
         raise _wrong("bytes in base64", plain) from None
 
 
-def _nothing(_: tuple[Any, ...], plain: Any) -> None:
-    if plain is not None:
-        raise _wrong("null", plain)
+def _only(kind: type, description: str) -> Callable[..., Any]:
+    """Reads a value that says itself what it is."""
 
+    def read(_: tuple[Any, ...], plain: Any) -> Any:
+        if not isinstance(plain, kind):
+            raise _wrong(description, plain)
+        return plain
+
+    return read
+
+
+_nothing = _only(type(None), "null")
 
 _SCALARS: Mapping[Any, Callable[..., Any]] = {
-    Any: _any, object: _any, int: _integer, float: _number, bool: _boolean, str: _text,
-    bytes: _bytes, None: _nothing, type(None): _nothing,
+    Any: _any, object: _any, int: _integer, float: _number, str: _text,
+    bytes: _bytes, bool: _only(bool, "true or false"), None: _nothing, type(None): _nothing,
 }  # fmt: skip
 
 
@@ -606,7 +592,7 @@ def _fields(schema: Any) -> _Reader:
         if not isinstance(plain, Mapping):
             raise _wrong("an object", plain)
         if not readers:  # made at the first use, because a schema may contain itself
-            readers.update((name, _reader(_bare(hint))) for name, hint in hints.items())
+            readers.update((name, _reader(hint)) for name, hint in hints.items())
         values: dict[str, Any] = {}
         for name, value in plain.items():
             reader = readers.get(name)
@@ -629,31 +615,14 @@ def _fields(schema: Any) -> _Reader:
     return read
 
 
-def _bare(hint: Any) -> Any:
-    """Return a field of a TypedDict without ``Required`` and ``NotRequired``."""
-    if typing.get_origin(hint) in (typing.Required, typing.NotRequired):
-        return typing.get_args(hint)[0]
-    return hint
-
-
-def _named_tuple(schema: Any) -> _Reader:
-    hints = typing.get_type_hints(schema, include_extras=True)
-    row = [_reader(hint) for hint in hints.values()]
-    least = len(row) - len(schema._field_defaults)
+def _row(schemas: Collection[Any], least: int, make: Callable[[list[Any]], Any]) -> _Reader:
+    """Reads a tuple or ``NamedTuple`` of at least so many elements."""
+    readers = list(map(_reader, schemas))
 
     def read(plain: Any) -> Any:
-        if not isinstance(plain, list | tuple) or not least <= len(plain) <= len(row):
-            raise _wrong(f"a list of {len(row)}", plain)
-        return schema(*_elements(row, plain))
-
-    return read
-
-
-def _row(readers: Sequence[_Reader]) -> _Reader:
-    def read(plain: Any) -> Any:
-        if not isinstance(plain, list | tuple) or len(plain) != len(readers):
+        if not isinstance(plain, list | tuple) or not least <= len(plain) <= len(readers):
             raise _wrong(f"a list of {len(readers)}", plain)
-        return tuple(_elements(readers, plain))
+        return make(_elements(readers, plain))
 
     return read
 

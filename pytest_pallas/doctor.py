@@ -6,7 +6,6 @@ which is made to be pasted into a bug report.
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 import platform
@@ -15,7 +14,6 @@ import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from importlib import metadata
 from typing import Any
 
 import jax
@@ -30,8 +28,9 @@ from pytest_pallas.backends.execution import brief
 from pytest_pallas.backends.protocol import Backend, Call, label
 from pytest_pallas.backends.registry import FAMILIES, Family
 from pytest_pallas.backends.statuses import NO_DEVICE, plugin_errors
+from pytest_pallas.decoding import json_of
 from pytest_pallas.options import Options
-from pytest_pallas.tested import TESTED
+from pytest_pallas.tested import TESTED, installed_version
 from pytest_pallas.workers.pool import WorkerPool
 from pytest_pallas.workers.process import JobResult, WorkerSetup
 
@@ -109,9 +108,11 @@ def installation_of(plugins: Sequence[tuple[str, str]], environ: Mapping[str, st
     return Installation(
         python=_package("python", platform.python_version()),
         system=f"{platform.platform()}, {platform.machine()}, {cpus} CPUs",
-        packages=tuple(_package(name, _version(name)) for name in PACKAGES),
+        packages=tuple(_package(name, installed_version(name)) for name in PACKAGES),
         plugins=tuple(sorted({f"{name} {version}" for name, version in plugins})),
-        extras={name: Package(package, _version(package)) for name, package in EXTRAS.items()},
+        extras={
+            name: Package(package, installed_version(package)) for name, package in EXTRAS.items()
+        },
         environment={name: environ[name] for name in sorted(environ) if _VARIABLES.match(name)},
     )
 
@@ -120,13 +121,6 @@ def _package(name: str, version: str) -> Package:
     if (tested := TESTED.get(name)) is None:
         return Package(name, version)
     return Package(name, version, str(tested), bool(version) and tested.newer(version))
-
-
-def _version(name: str) -> str:
-    try:
-        return metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return ""
 
 
 # A tiny kernel on each backend: whether it is right, and how long the first call took.
@@ -226,7 +220,7 @@ def serve(payload: bytes) -> bytes:
     if not name:
         return json.dumps(devices()).encode()
     [family] = [family for family in FAMILIES if family.name == name]
-    return json.dumps(dataclasses.asdict(tried(family.make(None)))).encode()
+    return json_of(tried(family.make(None)))
 
 
 class DeviceProcess:

@@ -94,7 +94,7 @@ def call_of(arguments: argparse.Namespace) -> ExaminedCall:
     from pallas_sim import set_platforms
     from pytest_pallas.backends.devices import make_mesh
     from pytest_pallas.backends.devices import simulate as simulate_devices
-    from pytest_pallas.scaffold_read import load
+    from pytest_pallas.loading import load
 
     set_platforms()
     simulate_devices(_DEVICES, os.environ, explicit=False)

@@ -87,9 +87,8 @@ def pallas_run(pallas_backend: Backend | str, request: pytest.FixtureRequest) ->
         __tracebackhide__ = True
         from pytest_pallas.backends.protocol import Call, label
         from pytest_pallas.checks.context import as_kernel_error
-        from pytest_pallas.run.call_arguments import arguments_to_run
+        from pytest_pallas.run.call_arguments import arguments_to_run, once_in_a_test
         from pytest_pallas.run.check_run import name_of
-        from pytest_pallas.run.overdue import once_in_a_test
 
         arguments = arguments_to_run(function, args, keywords, options=options, tuning=tuning)
         call = Call(

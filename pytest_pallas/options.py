@@ -12,8 +12,10 @@ features are here for the same reason: one module is read faster than one for ea
 from __future__ import annotations
 
 import base64
+import contextlib
 import dataclasses
 import os
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -224,12 +226,14 @@ def replay(text: str) -> Replay:
     if content[:1] not in (b"\0", b"\1") or os.path.exists(text):
         return Replay(file=Path(text))
     if content[:1] == b"\1":  # what follows is compressed
-        from pytest_pallas.decoding import DataError, unpacked
-
-        try:
-            unpacked(content[1:], _MOST_BLOB)
-        except DataError as error:
-            raise wrong(f"the blob of {len(text):,} characters {error}") from None
+        unpack, size = zlib.decompressobj(), 0
+        with contextlib.suppress(zlib.error):
+            size = len(unpack.decompress(content[1:], _MOST_BLOB + 1))
+        if size > _MOST_BLOB or not unpack.eof:
+            raise wrong(
+                f"the blob of {len(text):,} characters is cut off, damaged or unpacks to more than "
+                f"{_MOST_BLOB:,} bytes"
+            )
     return Replay(blob=text)
 
 

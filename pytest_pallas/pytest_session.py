@@ -14,6 +14,7 @@ import pytest
 
 from pallas_sim.errors import OptionError
 from pytest_pallas.backends.processes import gang
+from pytest_pallas.decoding import Exact
 from pytest_pallas.errors import GoldenError
 from pytest_pallas.options import choose, place_of, read_options
 from pytest_pallas.results import RunResults
@@ -377,20 +378,9 @@ class Done:
         ``PytestSession.killed``.
     """
 
-    tests: frozenset[str] = frozenset()
-    raised: Mapping[str, tuple[str, str, bool]] = field(default_factory=dict[str, Any])
-    killed: Mapping[str, str] = field(default_factory=dict[str, str])
-
-    def plain(self) -> dict[str, Any]:
-        """As plain values, for a worker of pytest-xdist."""
-        raised = [[key, *values] for key, values in self.raised.items()]
-        return {"tests": sorted(self.tests), "raised": raised, "killed": dict(self.killed)}
-
-
-def done_from_plain(plain: Mapping[str, Any]) -> Done:
-    """From ``Done.plain``."""
-    raised = {key: (check, name, expected) for key, check, name, expected in plain["raised"]}
-    return Done(frozenset(plain["tests"]), raised, dict(plain["killed"]))
+    tests: frozenset[Exact] = frozenset()
+    raised: Mapping[Exact, tuple[Exact, Exact, bool]] = field(default_factory=dict[str, Any])
+    killed: Mapping[Exact, Exact] = field(default_factory=dict[str, str])
 
 
 def done_of(results: RunResults) -> Done:
@@ -448,11 +438,6 @@ class FleetFacts:
     def encrypted(self) -> bool:
         """Whether the scheduler asks for certificates (TLS)."""
         return self.place.startswith(("tls://", "wss://"))
-
-
-def to_json(facts: FleetFacts) -> Mapping[str, Any]:
-    """Return the facts as plain JSON values."""
-    return {**vars(facts), "refused": dict(facts.refused), "lost": dict(facts.lost)}
 
 
 #: The path of an item's journal, where it has one.

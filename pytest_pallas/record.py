@@ -17,7 +17,6 @@ from pytest_pallas.decoding import (
     Count,
     Matching,
     Seconds,
-    Shape,
     decode,
     jsonable,
 )
@@ -56,11 +55,6 @@ def note_of(note: Note | str) -> Note:
     return note if isinstance(note, Note) else Note(note)
 
 
-def note_to_json(note: Note) -> dict[str, str]:
-    """Return a note as plain JSON values."""
-    return {"kind": note.kind, "text": note.text}
-
-
 def of_kind(notes: Iterable[Note], kind: Kind) -> list[Note]:
     """Return the notes of one kind."""
     return [note for note in notes if note.kind == kind]
@@ -69,16 +63,11 @@ def of_kind(notes: Iterable[Note], kind: Kind) -> list[Note]:
 # Aspects: the choices of a draw, such as a dim or an option, as data.
 
 
-#: Roles of an aspect in a call: ``"dtype"`` and ``"values"`` of its arrays, ``"dim"``: a size,
-#: ``"option"`` and ``"tuning"``: keyword arguments, ``"mesh"``: the devices along an axis.
-ROLES = ("dtype", "values", "dim", "option", "tuning", "mesh")
-
-
 class Aspect(NamedTuple):
     """A choice of each draw.
 
     Attributes:
-      role: one of ``ROLES``.
+      role: ``dtype``, ``values``, ``dim``, ``option``, ``tuning`` or ``mesh``.
       name: of the dim, keyword argument or axis; "" for dtypes and values.
     """
 
@@ -150,7 +139,6 @@ _PlainVerdict = Annotated[Mapping[str, Any], Checked(lambda: MutantVerdict)]
 _PlainInputs = Annotated[Mapping[str, Any], Checked(lambda: PlainInputs | _Empty)]
 _PlainReached = Annotated[Mapping[str, Any], Checked(lambda: PlainReached)]
 _PlainSync = Annotated[Mapping[str, Any], Checked(lambda: _threshold())]
-_PlainPictures = Annotated[Mapping[str, Any], Checked(lambda: _Pictures)]
 PlainCompiled = Annotated[
     Mapping[str, Any], Checked(lambda: _compiler().CompileReport, lambda r: _compiler().to_json(r))
 ]
@@ -192,111 +180,6 @@ class _Other(TypedDict):
     explanation: NotRequired[_PlainExplanation]
     findings: NotRequired[tuple[_PlainFinding, ...]]
     grid_findings: NotRequired[tuple[_PlainGridFinding, ...]]
-
-
-class _Wrong(TypedDict):
-    block: list[int]
-    programs: list[list[int]]
-    wrong: Count
-
-
-class _Programs(TypedDict):
-    kernel: str
-    source: str
-    grid: Shape
-    block: Shape
-    wrong: list[_Wrong]
-    count: Count
-
-
-class _Errors(TypedDict):
-    output: str
-    dtype: str
-    shape: Shape
-    cell: tuple[Count, Count]
-    rows: list[Annotated[str, Matching("[.!a-zA-Z]+", "letters of errors")]]
-    unit: str
-    measured: bool
-    wrong: Count
-    worst: list[int]
-
-
-class _Histogram(TypedDict):
-    kernel: list[Count]
-    baseline: list[Count]
-
-
-class _Example(TypedDict):
-    dims: dict[str, int]
-    error: float
-    baseline: float
-    failed: bool
-
-
-class _Argument(TypedDict):
-    where: str
-    role: str
-    words: str
-    shape: Shape
-    rows: list[Annotated[str, Matching("[01a-z]+", "letters of masks or ids")]]
-
-
-class _GridFinding(TypedDict):
-    kind: str
-    severity: str
-    message: Text
-
-
-class _Grid(TypedDict):
-    kernel: str
-    source: str
-    operand: str
-    output: bool
-    shape: Shape
-    grid: Shape
-    programs: list[tuple[list[int], list[int], list[int]]]
-    count: Count
-    findings: list[_GridFinding]
-    shown: list[list[int]]
-
-
-class _OrderSpan(TypedDict):
-    lane: Count
-    kind: Literal["wait", "signal", "copy"]
-    name: str
-    line: str
-    begin: Count
-    end: Count
-    stuck: bool
-
-
-class _Order(TypedDict):
-    lanes: list[str]
-    spans: list[_OrderSpan]
-    arrows: list[tuple[Count, Count]]
-    turns: list[tuple[Count, str]]
-    left_out: Count
-
-
-class _Source(TypedDict):
-    file: str
-    first: Count
-    lines: list[str]
-    marked: list[Count]
-
-
-class _Pictures(TypedDict, total=False):
-    """The pictures of a failure, as ``report.pictures`` makes them."""
-
-    errors: _Errors
-    histogram: _Histogram
-    programs: _Programs
-    examples: list[_Example]
-    arguments: list[_Argument]
-    grids: list[_Grid]
-    order: _Order
-    sources: list[_Source]
-    unavailable: Text
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -492,7 +375,7 @@ class Record:
     signatures: tuple[str, ...] = ()
     goldens: Mapping[str, Count] = dataclasses.field(default_factory=dict[str, int])
     used_goldens: tuple[str, ...] = ()
-    pictures: _PlainPictures = dataclasses.field(default_factory=dict[str, Any])
+    pictures: Mapping[str, Any] = dataclasses.field(default_factory=dict[str, Any])
     mutants: tuple[_PlainVerdict, ...] = ()
     hosts: tuple[Host, ...] = ()
     synchronization: tuple[_PlainSync, ...] = ()
@@ -581,11 +464,6 @@ def not_applicable_of(record: Record) -> NotApplicable | None:
     )
 
 
-def plain_not_applicable(entry: NotApplicable) -> dict[str, Any]:
-    """Return an entry as plain JSON values."""
-    return jsonable(entry)
-
-
 def to_json(record: Record) -> dict[str, Any]:
     """Return a record as plain JSON values; infinite and undefined numbers become strings."""
     return jsonable(record)
@@ -598,6 +476,13 @@ def from_json(plain: Mapping[str, Any]) -> Record:
       DataError: it is none.
     """
     return decode(Record, plain)
+
+
+def record_explanation(record: Record) -> Explanation:
+    """Return the explanation of a failure, or the message as one."""
+    if record.explanation:
+        return decode(Explanation, record.explanation)
+    return explanation_of(record.message)
 
 
 def reached_by(records: Iterable[Record]) -> tuple[Reached, ...]:

@@ -1,7 +1,8 @@
 """Write a test module with a guessed spec, and run it once: ``pytest-pallas new MODULE:FUNCTION``.
 
-``scaffold_read`` imports the function and reads its signature, docstring and source.
-``scaffold_guess`` finds by trial traces which arguments it accepts. ``text_of`` writes the module,
+``loading`` imports the function. ``scaffold_read`` reads its signature, docstring and source.
+``scaffold_trace`` finds by trial traces which arguments it accepts, and ``scaffold_guess`` what
+else a spec has. ``text_of`` writes the module,
 with a comment ``FILL IN`` for each decision that is left to a person; these are printed, too.
 """
 
@@ -68,7 +69,7 @@ def run(arguments: argparse.Namespace) -> int:
     """
     from pallas_sim import set_platforms
     from pytest_pallas.backends.devices import simulate
-    from pytest_pallas.scaffold_read import load, outside_of_pytest
+    from pytest_pallas.loading import load, outside_of_pytest
 
     set_platforms()
     simulate(_DEVICES, os.environ, explicit=False)  # for a mesh
@@ -357,7 +358,7 @@ def _takes(function: Any, name: str) -> bool:
 
 
 def _missing_reference(guess: Guess) -> list[str]:
-    from pytest_pallas.scaffold_read import REFERENCES
+    from pytest_pallas.loading import REFERENCES
 
     loaded = guess.loaded
     parameters = [guess.call.leaves[n].name for n in _order(guess)]

@@ -3,7 +3,7 @@
 ``guess`` has four steps. Each traces the function as for a chip, and its reference, to see which
 calls are accepted:
 
-1. ``_search`` finds arguments that the function accepts, the likeliest first: the kind of each
+1. ``search`` finds arguments that the function accepts, the likeliest first: the kind of each
    parameter, ranks, dtypes, and one size for all axes without a name.
 2. ``_dims_of`` finds which axes must have the same size. If the function accepts another size for
    one axis alone, that axis is free. Otherwise, it looks for the fewest other axes that must change
@@ -16,13 +16,12 @@ calls are accepted:
 from __future__ import annotations
 
 import functools
-import heapq
 import inspect
 import itertools
 import math
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -31,31 +30,23 @@ import jax.numpy as jnp
 
 from pytest_pallas.checks.cross import accepted
 from pytest_pallas.draw.meshes import DEVICES, MeshAxes
+from pytest_pallas.loading import LoadedFunction, innermost
 from pytest_pallas.scaffold_read import (
     MESH_SIZE,
     ArrayParameter,
-    Leaf,
-    LoadedFunction,
     MeshSizes,
-    Parameters,
     StaticParameter,
-    innermost,
     multiples,
     parameters_of,
 )
-from pytest_pallas.scaffold_trace import AttemptedCall, Lab, Trace, called_with
-
-#: Sizes of all unknown axes of the first attempts, most likely first. Blocks are seldom larger.
-SIZES = (128, 256, 512, 64, 1024, 16, 8, 1)
-
-#: Limits of the search: attempts, and seconds.
-MOST_TRIES, MOST_SECONDS = 600, 40.0
-
-#: After so many more attempts, a call is taken although its reference or grid is wrong.
-_PATIENCE = 60
-
-#: Dtypes that arrays of floats may have, besides the one that was accepted.
-_FLOATS = ("float32", "bfloat16")
+from pytest_pallas.scaffold_trace import (
+    FLOATS,
+    Candidate,
+    Trace,
+    called_with,
+    is_float,
+    search,
+)
 
 #: Blocks of ``wgmma`` are multiples of this.
 _WGMMA_ROWS = 64
@@ -79,179 +70,6 @@ type Group = tuple[Axis, ...]
 
 #: Values of keyword arguments, by name.
 type Keywords = dict[str, tuple[Any, ...]]
-
-
-# The search for a call.
-
-
-@dataclass(frozen=True)
-class Candidate:
-    """Arguments of a function, and the trace of a call with them.
-
-    Attributes:
-      lab: traces the function.
-      statics: the required parameters that are no arrays.
-      attempt: a call.
-      trace: its trace.
-      size: the size of all axes of unknown size.
-      errors: the errors of the attempts with their numbers, the most frequent first.
-      tries: the number of attempts.
-      ignored: the declarations of arrays with which no call can be traced.
-    """
-
-    lab: Lab
-    statics: tuple[StaticParameter, ...]
-    attempt: AttemptedCall
-    trace: Trace
-    size: int
-    errors: tuple[tuple[str, int], ...] = ()
-    tries: int = 0
-    ignored: tuple[str, ...] = ()
-
-    @property
-    def operands(self) -> Sequence[ArrayParameter]:
-        """The parameters that are arrays, in order."""
-        return self.lab.operands
-
-    @property
-    def leaves(self) -> tuple[Leaf, ...]:
-        """All arrays, in order."""
-        return tuple(leaf for operand in self.operands for leaf in operand.leaves)
-
-
-def _search(loaded: LoadedFunction, parameters: Parameters) -> Candidate:
-    """Find the first arguments that a function accepts, the likeliest first.
-
-    Arguments with a wrong reference (it raises, or returns other shapes) or with errors of the grid
-    are taken only if there are no better ones. If the function accepts none, ``trace.error`` of the
-    result is the error of the likeliest arguments.
-    """
-    search = _Search(loaded, time.monotonic() + MOST_SECONDS)
-    declared = _declared(parameters)
-    first: Candidate | None = None
-    trusted = True
-    for trusted, platform in itertools.product((True, False), ("tpu", "gpu")):
-        if search.second_best is not None or search.over or not (trusted or declared):
-            break
-        for choice in _in_order(parameters.choices):
-            for candidate in search.candidates(choice, platform, trusted=trusted):
-                first = first or candidate
-                if candidate.trace.right:
-                    return search.finished(candidate, () if trusted else declared)
-    best = search.second_best or first
-    if best is None:  # it takes nothing
-        lab, attempt = Lab(loaded.function, (), loaded.reference_function), AttemptedCall((), ())
-        best = Candidate(lab, (), attempt, lab.trace(attempt), SIZES[0])
-    return search.finished(best, declared if search.second_best and not trusted else ())
-
-
-@dataclass
-class _Search:
-    """A search: the attempts so far, and the first call that is accepted, but not right."""
-
-    loaded: LoadedFunction
-    end: float
-    tries: int = 0
-    errors: dict[str, int] = field(default_factory=dict[str, int])
-    second_best: Candidate | None = None
-    after: int = 0
-
-    @property
-    def over(self) -> bool:
-        patient = self.second_best is not None and self.tries - self.after > _PATIENCE
-        return patient or self.tries >= MOST_TRIES or time.monotonic() > self.end
-
-    def finished(self, candidate: Candidate, ignored: tuple[str, ...]) -> Candidate:
-        errors = tuple(sorted(self.errors.items(), key=lambda item: -item[1]))
-        return replace(candidate, errors=errors, tries=self.tries, ignored=ignored)
-
-    def candidates(
-        self, choice: Sequence[ArrayParameter | StaticParameter], platform: str, *, trusted: bool
-    ) -> Iterator[Candidate]:
-        """Try the calls for one choice of parameters."""
-        reference = self.loaded.reference_function
-        statics = tuple(one for one in choice if isinstance(one, StaticParameter))
-        # Numbers are given by name, and so is each array after one.
-        first = next((at for at, one in enumerate(choice) if one in statics), len(choice))
-        operands = tuple(
-            replace(one, keyword=one.keyword or at > first)
-            for at, one in enumerate(choice)
-            if isinstance(one, ArrayParameter)
-        )
-        lab = Lab(self.loaded.function, operands, reference, platform)
-        leaves = [leaf for operand in operands for leaf in operand.leaves]
-        floats = [dtype for leaf in leaves for dtype in leaf.dtypes if _is_float(dtype)]
-        axes = [
-            _sizes(leaves, alone=reference is None),
-            *([*static.values] or [None] for static in statics),
-            *(_kinds(leaf, (*floats, *_FLOATS)[0], trusted=trusted) for leaf in leaves),
-        ]
-        for size, *rest in _in_order(axes):
-            if self.over:
-                return
-            values, kinds = rest[: len(statics)], rest[len(statics) :]
-            attempt = AttemptedCall(
-                tuple(tuple(int(d) if d.isdigit() else size for d in dims) for dims, _ in kinds),
-                tuple(dtype for _, dtype in kinds),
-                tuple((s.name, value) for s, value in zip(statics, values, strict=True)),
-            )
-            trace = lab.trace(attempt)
-            self.tries += 1
-            candidate = Candidate(lab, statics, attempt, trace, size)
-            if trace.error:
-                self.errors[trace.error] = self.errors.get(trace.error, 0) + 1
-            elif self.second_best is None:
-                self.second_best, self.after = candidate, self.tries
-            yield candidate
-
-
-def _declared(parameters: Parameters) -> tuple[str, ...]:
-    """List the shapes of arrays in annotations, the docstring and the source."""
-    return tuple(
-        f"{leaf.source} says {leaf.name}: ({', '.join(dim or '?' for dim in leaf.dims or ())})"
-        for choice in parameters.choices
-        for operand in choice
-        if isinstance(operand, ArrayParameter)
-        for leaf in operand.leaves
-        if leaf.source
-    )
-
-
-def _kinds(leaf: Leaf, usual: str, *, trusted: bool) -> list[tuple[tuple[str, ...], str]]:
-    """List the dims and dtypes of an array to try, best first; ``usual``: the dtype of others."""
-    ranks = [("",) * rank for rank in ((1, 2, 0, 3) if leaf.integers else (2, 3, 1, 4, 0))]
-    likely = {"integers": ("int32", usual), "truths": ("bool", "int32", usual)}
-    if leaf.dims is not None and trusted:
-        ranks = [leaf.dims]
-    dtypes = leaf.dtypes or likely.get(leaf.kind, (usual, "int32"))
-    pairs = list(itertools.product(range(len(ranks)), range(len(dtypes))))
-    pairs.sort(key=lambda pair: (pair[0] + 2 * pair[1], pair[0]))
-    return [(ranks[rank], dtypes[dtype]) for rank, dtype in pairs]
-
-
-def _sizes(leaves: Sequence[Leaf], *, alone: bool) -> list[int]:
-    """List the sizes to try. Without a reference, only several blocks show which axes are tied.
-
-    Arrays with many axes have smaller sizes: their grids would have millions of programs.
-    """
-    many = any(len(leaf.dims or ()) > 3 for leaf in leaves)
-    first = {(True, False): 512, (False, True): 64}.get((alone, many), SIZES[0])
-    return sorted(SIZES, key=lambda size: size != first)
-
-
-def _in_order(choices: Sequence[Sequence[Any]]) -> Iterator[tuple[Any, ...]]:
-    """Yield all combinations, those of the first choices first."""
-    start: tuple[int, ...] = (0,) * len(choices)
-    heap: list[tuple[int, tuple[int, ...]]] = [(0, start)]
-    seen: set[tuple[int, ...]] = {start}
-    while heap:
-        _, positions = heapq.heappop(heap)
-        yield tuple(parts[at] for parts, at in zip(choices, positions, strict=True))
-        for axis, at in enumerate(positions):
-            new = (*positions[:axis], at + 1, *positions[axis + 1 :])
-            if at + 1 < len(choices[axis]) and new not in seen:
-                seen.add(new)
-                heapq.heappush(heap, (sum(new), new))
 
 
 # The axes that must have the same size, and the accepted sizes.
@@ -541,7 +359,7 @@ def guess(loaded: LoadedFunction) -> Guess:
     """
     begin = time.monotonic()
     parameters = parameters_of(loaded.function)
-    call = _search(loaded, parameters)
+    call = search(loaded, parameters)
     if call.trace.error:
         # The declared dims: those of a function that accepts every call.
         lab = call.lab.of(lambda *leaves, **_: jax.tree.leaves(leaves))
@@ -572,18 +390,14 @@ def _dtypes(call: Candidate) -> tuple[tuple[str, ...], ...]:
     """Find the dtypes that all arrays may have together."""
     rows = [call.attempt.dtypes]
     declared = [leaf.dtypes for leaf in call.leaves]
-    for other in dict.fromkeys([*_FLOATS, *itertools.chain.from_iterable(declared)]):
+    for other in dict.fromkeys([*FLOATS, *itertools.chain.from_iterable(declared)]):
         row = tuple(
-            other if (other in names if names else other in _FLOATS and _is_float(mine)) else mine
+            other if (other in names if names else other in FLOATS and is_float(mine)) else mine
             for mine, names in zip(call.attempt.dtypes, declared, strict=True)
         )
         if row not in rows and call.lab.trace(replace(call.attempt, dtypes=row)).right:
             rows.append(row)
     return tuple(rows)
-
-
-def _is_float(name: str) -> bool:
-    return jnp.issubdtype(jnp.dtype(name), jnp.floating)
 
 
 def _keywords(
@@ -696,7 +510,7 @@ def _differentiable(function: Any, call: Candidate) -> tuple[int, ...]:
         own = getattr(own, "__wrapped__", None)
     if own is None:
         return ()
-    return tuple(n for n, name in enumerate(call.attempt.dtypes) if _is_float(name))
+    return tuple(n for n, name in enumerate(call.attempt.dtypes) if is_float(name))
 
 
 def _alike(name: str, call: Candidate) -> str:

@@ -161,7 +161,7 @@ class Session:
     stained: bool = False
     #: Whether no kernel of this session is code of a user, so that none can leave state changed.
     only_programs: bool = False
-    #: The calls in ``@given`` tests, by test and kernel; see ``run.overdue``.
+    #: The calls in ``@given`` tests, by test and kernel; see ``once_in_a_test``.
     calls: dict[tuple[str, str], CallsOfTest] = field(default_factory=dict[Any, Any])
 
     @cached_property
@@ -330,7 +330,7 @@ class Session:
 
         ``rest`` are other fields of ``RunSettings``.
         """
-        from pytest_pallas.backends.protocol import RunSettings
+        from pytest_pallas.backends.protocol import UNOBSERVED, RunSettings
 
         watched = self.watches(options)
         dump = self.options.dump if test else None
@@ -339,7 +339,7 @@ class Session:
             timeout=self.timeout(options),
             races="races" in watched,
             dma="dma" in watched,
-            observer=self.observer,
+            observer=self.observer or UNOBSERVED,
             # Mutants run where kernels are executed.
             rewriting=None if backend.kind == "compiling" else self.mutant,
             arithmetic=self.arithmetic(options, backend),
@@ -397,6 +397,13 @@ class Session:
             choose(options.checks, self.check_names, "mark pallas(checks=...)")
             choose(options.sanitize, self.sanitizer_names, "mark pallas(sanitize=...)")
         return options
+
+    def usual_options_for(self, node: pytest.Item) -> Options:
+        """Return a test's options; those of the session if a mark is wrong, as its set-up says."""
+        try:
+            return self.options_for(node)
+        except OptionError:
+            return self.options
 
     def checks_for(self, options: Options) -> list[Check]:
         """Return the checks that options select, without sanitizers that they leave out.

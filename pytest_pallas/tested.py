@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib import metadata
 
 
 @dataclass(frozen=True)
@@ -44,3 +45,11 @@ def _numbers(version: str) -> tuple[int, ...]:
     """Return the release of a version: ``(0, 13, 0)`` of ``"0.13.0.dev20261101"``."""
     release = re.match(r"\d+(\.\d+)*", version)
     return tuple(map(int, release.group().split("."))) if release else ()
+
+
+def installed_version(package: str) -> str:
+    """Return the installed version of a package; "" if it is not installed."""
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return ""

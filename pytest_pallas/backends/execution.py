@@ -104,14 +104,12 @@ def trace(call: Call, static: StaticPart, arrays: list[Any]) -> tuple[KernelCall
       BaseException: the call's observer prevents the execution.
     """
     if not call.settings.jit:
-        if call.settings.observer is not None:
-            call.settings.observer.traced(call, None, ())
+        call.settings.observer.traced(call, None, ())
         return ()
     with ending(call.settings.timeout, NOT_TRACED):
         jaxpr = jitted(static).trace(arrays).jaxpr
     kernels = kernels_of(call, jaxpr)
-    if call.settings.observer is not None:
-        call.settings.observer.traced(call, jaxpr, kernels)
+    call.settings.observer.traced(call, jaxpr, kernels)
     return kernels
 
 
@@ -174,8 +172,7 @@ def execute(
             raise
         error = readable(raised)
     finally:
-        if call.settings.observer is not None:
-            call.settings.observer.ended(call)
+        call.settings.observer.ended(call)
     return Outcome(
         values=values,
         inputs=inputs,

@@ -10,9 +10,7 @@ statements, and all come to the same conclusion.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
-import json
 import socket
 import time
 from collections.abc import Sequence
@@ -22,7 +20,7 @@ from typing import Annotated, Any
 from pallas_sim.findings import Text
 from pytest_pallas.compat import distributed
 from pytest_pallas.compat.distributed import DistributedProgram, distributed_program
-from pytest_pallas.decoding import AsWritten, DataError, Exact, decode, parse
+from pytest_pallas.decoding import AsWritten, DataError, Exact, decode, json_of, parse
 from pytest_pallas.errors import GangError, PeerError, facts_of
 
 #: Seconds between two looks at the store: the first, and the longest.
@@ -129,7 +127,7 @@ def end_scope(problem: str = "") -> None:
         return
     position.ended = True
     statement = _statement(program, "end", subject="the test", problem=problem)
-    distributed.put(program, f"{_folder('ended')}/{program.process}", _text(statement))
+    distributed.put(program, f"{_folder('ended')}/{program.process}", json_of(statement).decode())
 
 
 def agree(step: str, *, problem: str = "", timeout: float, **fields: Any) -> Sequence[Statement]:
@@ -155,7 +153,7 @@ def agree(step: str, *, problem: str = "", timeout: float, **fields: Any) -> Seq
     __tracebackhide__ = True
     position = _position()
     folder = _folder(str(position.number))
-    distributed.put(program, f"{folder}/{program.process}", _text(own))
+    distributed.put(program, f"{folder}/{program.process}", json_of(own).decode())
     statements = _wait_for_all(program, folder, own, timeout)
     if position.number >= 2:  # whoever states number n has read all statements n-1
         distributed.delete(program, f"{_folder(str(position.number - 2))}/{program.process}")
@@ -241,10 +239,6 @@ def _folder(name: str) -> str:
 def _statement(program: DistributedProgram | None, step: str, **fields: Any) -> Statement:
     process = 0 if program is None else program.process
     return Statement(process=process, host=socket.gethostname(), step=step, **fields)
-
-
-def _text(statement: Statement) -> str:
-    return json.dumps(dataclasses.asdict(statement))
 
 
 def _of(text: str) -> Statement:

@@ -157,32 +157,40 @@ def expected_warnings() -> Generator[None]:
 Kind = Literal["simulating", "interpreting", "compiling", "hardware"]
 
 
-class Observer(Protocol):
-    """Receives events of calls from the backends that execute them."""
+class Observer:
+    """Receives events of examples, and of their calls from the backends; does nothing itself."""
 
-    def traced(self, call: Call, jaxpr: Any, kernels: Sequence[Any]) -> None:
+    def example(self, builder: Any, facts: Sequence[Any], call: str = "", goal: Any = None) -> None:
+        """An example begins.
+
+        Args:
+          builder: the ``Result`` of its check.
+          facts: what was drawn, as ``Fact``.
+          call: the name of the draw (``draw_name``); "" for a call that a test gives.
+          goal: the sizes and choices of the draw, a ``Goal``.
+        """
+
+    def traced(
+        self, call: Call, jaxpr: Any, kernels: Sequence[Any], *, simulated: bool = False
+    ) -> None:
         """A call is about to be executed.
 
         Args:
           call: the call.
           jaxpr: its jaxpr; None for a call that is not jitted.
           kernels: its Pallas kernels (``analysis.KernelCall``).
+          simulated: whether a simulator runs it, in this thread. Only Python code can crash or hang
+            there: the traced function, and callbacks.
 
         Raises:
           BaseException: an error that is not an ``Exception`` prevents the execution.
         """
-        ...
-
-    def simulated(self, call: Call, jaxpr: Any, kernels: Sequence[Any]) -> None:
-        """A call is about to be simulated, in this thread; the arguments are those of ``traced``.
-
-        Only Python code can crash or hang there: the traced function, and callbacks.
-        """
-        ...
 
     def ended(self, call: Call) -> None:
         """A call has been executed or simulated, or has failed."""
-        ...
+
+
+UNOBSERVED = Observer()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -196,7 +204,7 @@ class RunSettings:
       races: whether to detect races, if the backend can and the kernel could have some.
       dma: whether DMAs without a wait and semaphores that are not 0 at the end are errors.
       dump: folder for the outputs of a compiling backend, or None.
-      observer: receives events before and after the execution, or None.
+      observer: receives events before and after the execution.
       rewriting: makes another program of the traced one, a closed jaxpr, before it runs; None
         keeps it. Equal and hashable where the programs are the same: caches of runs rely on it.
       arithmetic: how the simulator computes: ``"chip"`` or ``"float32"``; "" for the default of its
@@ -215,7 +223,7 @@ class RunSettings:
     races: bool = True
     dma: bool = True
     dump: str | None = None
-    observer: Observer | None = None
+    observer: Observer = UNOBSERVED
     rewriting: Callable[[Any], Any] | None = None
     arithmetic: str = ""
     read_fences: str = ""

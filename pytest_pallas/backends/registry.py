@@ -159,9 +159,7 @@ class _Wrapped:
         from pytest_pallas.backends import statuses
         from pytest_pallas.compat.fuzzing import is_rejection
 
-        observer = call.settings.observer
-        if observer is not None:
-            observer.traced(call, None, ())
+        call.settings.observer.traced(call, None, ())
         try:
             outcome = self.backend.run(call)
         except Exception as error:
@@ -169,8 +167,7 @@ class _Wrapped:
                 raise
             outcome = Outcome(error=error)
         finally:
-            if observer is not None:
-                observer.ended(call)
+            call.settings.observer.ended(call)
         if outcome.error is None:
             return outcome
         error = statuses.readable(outcome.error, outcome.kernels)

@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import itertools
 import time
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +16,16 @@ from pallas_sim.chips import Target, accumulations
 from pallas_sim.errors import BoundsError, MissingRuleError, PallasError
 from pallas_sim.findings import OF_TRANSFERS, Finding
 from pytest_pallas.backends.ending import OverdueError, ending, ending_whole
-from pytest_pallas.backends.protocol import Backend, Call, Kind, Outcome, Probe, Schedule, chip_of
+from pytest_pallas.backends.protocol import (
+    UNOBSERVED,
+    Backend,
+    Call,
+    Kind,
+    Outcome,
+    Probe,
+    Schedule,
+    chip_of,
+)
 from pytest_pallas.budget import LastUsed
 from pytest_pallas.compat.fuzzing import is_rejection
 from pytest_pallas.errors import CapacityError, DmaError, RaceError, facts_of
@@ -110,9 +119,10 @@ class Simulator:
         key = _key(call) if call.settings.jit else None
         cached = None if key is None else self._kept.get(key)
         if cached is not None and (cached.monitored or not _is_monitored(call)):
-            _tell(call, cached.jaxpr, cached.outcome.kernels)
-            if call.settings.observer is not None:
-                call.settings.observer.ended(call)
+            call.settings.observer.traced(
+                call, cached.jaxpr, cached.outcome.kernels, simulated=True
+            )
+            call.settings.observer.ended(call)
             return self._judged(dataclasses.replace(cached.outcome, seconds=0.0), call)
         outcome, jaxpr = self._run(call)
         if isinstance(outcome.error, MissingRuleError) and self.otherwise is not None:
@@ -174,7 +184,7 @@ class Simulator:
         most = call.settings.schedules
         if most < 2 or not call.settings.jit:
             return None
-        call = dataclasses.replace(call.with_settings(observer=None), schedule=Schedule())
+        call = dataclasses.replace(call.with_settings(observer=UNOBSERVED), schedule=Schedule())
         key = (_key(call), most)
         exploration = self._explored.get(key)
         if exploration is not None:
@@ -280,8 +290,7 @@ class Simulator:
                 raise
             outcome = Outcome(error=error, kernels=() if program is None else program.kernels)
         finally:
-            if call.settings.observer is not None:
-                call.settings.observer.ended(call)
+            call.settings.observer.ended(call)
         outcome = dataclasses.replace(outcome, seconds=time.perf_counter() - started)
         return outcome, None if program is None else program.jaxpr
 
@@ -299,12 +308,6 @@ class _CachedRun:
     outcome: Outcome
     jaxpr: Any
     monitored: bool
-
-
-def _tell(call: Call, jaxpr: Any, kernels: Sequence[Any]) -> None:
-    """Notify the call's observer that it is simulated."""
-    if call.settings.observer is not None:
-        call.settings.observer.simulated(call, jaxpr, kernels)
 
 
 def _traced(backend: Simulator, call: Call) -> Any:
@@ -398,14 +401,14 @@ def _values(
 
     static, arrays = on_host(call)
     if program is None:
-        _tell(call, None, ())
+        call.settings.observer.traced(call, None, (), simulated=True)
         plain = dataclasses.replace(static, rewriting=None)
         change = call.settings.rewriting or (lambda jaxpr: jaxpr)
         with backend.context():
             values = run_eagerly(lambda *leaves: apply(plain, [*leaves]), machine, arrays, change)
         return values, arrays
     prepare(program.jaxpr)  # which raises for programs that cannot be simulated yet
-    _tell(call, program.jaxpr, program.kernels)
+    call.settings.observer.traced(call, program.jaxpr, program.kernels, simulated=True)
     return jax.tree.unflatten(program.structure, evaluate(program.jaxpr, machine, arrays)), arrays
 
 
@@ -443,7 +446,7 @@ def _without_unused_reads(
     A pipeline may load ahead beyond the end, and never use it. Whether it does is seen in a second
     run, in which these loads give the zeros that they are documented to give.
     """
-    unseen = call.with_settings(observer=None)
+    unseen = call.with_settings(observer=UNOBSERVED)
     other = _evaluated(backend, unseen, program, None, drops_indices=False)
     if not _same_bits(outcome, other):
         return outcome

@@ -137,7 +137,12 @@ def _opaque(eqn: Any) -> Any:
     Raises:
       KernelError: the kernel calls back to Python.
     """
-    _require_no_callbacks(eqn)
+    for inner in equations_inside(eqn):
+        if inner.primitive.name in _CALLBACKS:
+            raise _refused(
+                f"it has a callback to Python, {inner.primitive.name} at "
+                f"{source_line(inner) or '?'}"
+            )
     refs = [at for at, atom in enumerate(eqn.invars) if is_reference(atom.aval)]
     changed = [eqn.invars[at].aval for at in refs]
     avals = [*(var.aval for var in eqn.outvars), *changed]
@@ -154,14 +159,6 @@ def _opaque(eqn: Any) -> Any:
 
     [new], _ = equations_of(jax.jit(call) if refs else call, eqn.invars, eqn)
     return new.replace(outvars=eqn.outvars)
-
-
-def _require_no_callbacks(kernel: Any) -> None:
-    for eqn in equations_inside(kernel):
-        if eqn.primitive.name in _CALLBACKS:
-            raise _refused(
-                f"it has a callback to Python, {eqn.primitive.name} at {source_line(eqn) or '?'}"
-            )
 
 
 def _same_types(exported: jax.export.Exported, traced: Any) -> None:

@@ -6,6 +6,7 @@ fixture a test sees. Probe: ``tests/plugin/isolate`` and ``tests/plugin/fixtures
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import importlib
 import inspect
@@ -58,6 +59,17 @@ def can_be_shown(plain: Mapping[str, Any]) -> bool:
 def without_block(report: pytest.TestReport) -> None:
     """Let the terminal print no block for a failed test, which it counts and lists all the same."""
     report._pdbshown = True  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def say(config: Any, text: str, *, verbosity: int = 0, **markup: bool) -> None:
+    """Print a line at this verbosity, although pytest may capture what is printed."""
+    terminal = config.pluginmanager.get_plugin("terminalreporter")
+    capture = config.pluginmanager.get_plugin("capturemanager")
+    if terminal is None or config.get_verbosity() < verbosity:
+        return
+    with contextlib.nullcontext() if capture is None else capture.global_and_fixture_disabled():
+        terminal.ensure_newline()
+        terminal.write_line(f"pallas: {text}", **markup)
 
 
 def count_report(config: Any, report: pytest.TestReport) -> None:

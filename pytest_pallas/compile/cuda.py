@@ -17,7 +17,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
-from importlib import metadata, util
+from importlib import util
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,8 @@ from pytest_pallas.compile.service import (
     divert,
     overhear_log,
 )
+from pytest_pallas.decoding import decode, json_of, parse
+from pytest_pallas.tested import installed_version
 
 #: What a worker calls.
 ENTRY = "pytest_pallas.compile.cuda:compile_payload"
@@ -63,10 +65,10 @@ _PJRT = "jax-cuda13-pjrt"
 
 def missing() -> str | None:
     """Say what is missing to compile for GPUs, and how to install it; None if nothing is."""
-    jaxlib = _installed("jaxlib") or ""
+    jaxlib = installed_version("jaxlib")
     for name in (_PLUGIN, _PJRT):
-        version = _installed(name)
-        if version is None:
+        version = installed_version(name)
+        if not version:
             return f"{name} is not installed; {_INSTALL}"
         if _release(version) != _release(jaxlib):  # jaxlib would not use it
             return (
@@ -86,7 +88,7 @@ def version() -> str:
     """Return the compilers' names and versions."""
     root = _cuda_root()
     ptxas = "unknown" if root is None else _ptxas_version(root / "bin" / "ptxas")
-    return f"{_PJRT} {_installed(_PJRT)}, ptxas {ptxas}"
+    return f"{_PJRT} {installed_version(_PJRT)}, ptxas {ptxas}"
 
 
 def flags() -> str:
@@ -131,7 +133,7 @@ def environment(
 
 def compile_payload(payload: bytes) -> bytes:
     """Compile one ``CompileRequest`` in the worker; returns an encoded ``CompileReport``."""
-    request = CompileRequest.decode(payload)
+    request = decode(CompileRequest, parse(payload))
     learn(request.target, request.chip)
     memory = _memory(request.target)
     folder = _dumps()
@@ -167,14 +169,7 @@ def compile_payload(payload: bytes) -> bytes:
         _keep(folder, Path(request.dump), others)
         if text:
             Path(request.dump, "optimized.hlo").write_text(text, encoding="utf-8")
-    return report.encode()
-
-
-def _installed(name: str) -> str | None:
-    try:
-        return metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return None
+    return json_of(report)
 
 
 def _release(version: str) -> str:

@@ -19,7 +19,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
-from importlib import metadata, util
+from importlib import util
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +35,8 @@ from pallas_sim.errors import DeviceError
 from pytest_pallas.compile.machine_code import PASS_LABELS, tpu_costs
 from pytest_pallas.compile.refusals import full_text
 from pytest_pallas.compile.service import CompileReport, CompileRequest, compiled_report
+from pytest_pallas.decoding import decode, json_of, parse
+from pytest_pallas.tested import installed_version
 
 #: What a worker calls.
 ENTRY = "pytest_pallas.compile.libtpu:compile_payload"
@@ -65,10 +67,7 @@ def missing() -> str | None:
 
 def version() -> str:
     """Return the compiler's name and version."""
-    try:
-        return f"libtpu {metadata.version('libtpu')}"
-    except metadata.PackageNotFoundError:
-        return f"libtpu {metadata.version('libtpu-nightly')}"
+    return f"libtpu {installed_version('libtpu') or installed_version('libtpu-nightly')}"
 
 
 def flags() -> str:
@@ -142,7 +141,7 @@ def topology(target: str, devices: int) -> str:
 
 def compile_payload(payload: bytes) -> bytes:
     """Compile one ``CompileRequest`` in the worker; returns an encoded ``CompileReport``."""
-    request = CompileRequest.decode(payload)
+    request = decode(CompileRequest, parse(payload))
     learn(request.target, request.chip)
     folder = _dumps()
     for path in folder.iterdir():
@@ -169,7 +168,7 @@ def compile_payload(payload: bytes) -> bytes:
             Path(request.dump, "optimized.hlo").write_text(text, encoding="utf-8")
     if request.dump:
         _keep(folder, Path(request.dump))
-    return report.encode()
+    return json_of(report)
 
 
 @functools.cache

@@ -238,9 +238,8 @@ def _scoped(jaxpr: Any) -> tuple[NamedOperand, ...]:
     """Return what ``pl.run_scoped`` allocates, such as the scratch of ``plgpu.kernel``."""
     operands: list[NamedOperand] = []
     for eqn in equations(jaxpr):
-        if eqn.primitive.name == "run_scoped":
-            for inner in sub_jaxprs(eqn):
-                operands += _parameters(inner)
+        for inner in sub_jaxprs(eqn) if eqn.primitive.name == "run_scoped" else ():
+            operands += _parameters(inner)
     return tuple(operands)
 
 

@@ -14,7 +14,8 @@ from typing import Any, Literal
 from pallas_sim.chips import TARGETS, Label
 from pytest_pallas.backends.registry import Family
 from pytest_pallas.compile.costs import RecordedCost, entry, save
-from pytest_pallas.compile.service import from_json
+from pytest_pallas.compile.service import CompileReport
+from pytest_pallas.decoding import decode
 from pytest_pallas.pytest_session import PytestSession
 from pytest_pallas.record import Record
 from pytest_pallas.report.section import Results, rendered, section
@@ -399,7 +400,7 @@ def write_costs(session: PytestSession, records: Iterable[Record]) -> str:
 def _entries(records: Iterable[Record]) -> Iterator[RecordedCost]:
     """Yield the costs of all compiled programs; for a spec with typical calls, of those only."""
     for record in records:
-        reports = [from_json(plain) for plain in record.compiled]
+        reports = decode(list[CompileReport], record.compiled)
         typical = [report for report in reports if report.typical]
         for report in typical or reports:
             if report.status == "compiled":

@@ -33,7 +33,16 @@ from pallas_sim.chips import TARGETS, added_facts
 from pallas_sim.errors import PallasError
 from pallas_sim.findings import Text
 from pytest_pallas.compile.machine_code import Cost, total
-from pytest_pallas.decoding import Count, DataError, Seconds, decode, parse, replacing
+from pytest_pallas.decoding import (
+    Count,
+    DataError,
+    Seconds,
+    decode,
+    json_of,
+    jsonable,
+    parse,
+    replacing,
+)
 from pytest_pallas.workers.pool import WorkerPool
 from pytest_pallas.workers.process import JobResult, WorkerSetup
 
@@ -76,15 +85,6 @@ class CompileReport(Cost):
     kernels: tuple[Cost, ...] = ()
     costs_skipped: bool = False
 
-    def encode(self) -> bytes:
-        """Encode the report for the process that asked for it."""
-        return json.dumps(dataclasses.asdict(self)).encode()
-
-    @staticmethod
-    def decode(data: bytes) -> CompileReport:
-        """Decode what ``encode`` returned."""
-        return from_json(parse(data))
-
 
 def compiled_report(
     target: str, kernels: tuple[Cost, ...], *, code_bytes: int | None = None, **facts: Any
@@ -105,22 +105,11 @@ def compiled_report(
 
 def to_json(report: CompileReport) -> dict[str, Any]:
     """Return a report as plain JSON values, without the fields that do not apply."""
-    plain = dataclasses.asdict(report)
-    empty: tuple[Any, ...] = (None, "", (), {})
     return {
-        name: list(value) if isinstance(value, tuple) else value  # pyright: ignore[reportUnknownArgumentType]
-        for name, value in plain.items()
-        if value not in empty and value is not False  # 0 is a number, and equals False
+        name: value
+        for name, value in jsonable(report).items()
+        if value not in (None, "", [], {}) and value is not False  # 0 is a number, equal to False
     }
-
-
-def from_json(plain: Mapping[str, Any]) -> CompileReport:
-    """Read the report that ``to_json`` wrote.
-
-    Raises:
-      DataError: ``plain`` is no report.
-    """
-    return decode(CompileReport, plain)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,17 +130,6 @@ class CompileRequest:
     devices: int = 1
     dump: str = ""
     chip: Mapping[str, Any] = field(default_factory=dict[str, Any])
-
-    def encode(self) -> bytes:
-        """Encode the request as a line of JSON and the module behind it."""
-        head = {name: getattr(self, name) for name in ("target", "devices", "dump", "chip")}
-        return json.dumps(head).encode() + b"\n" + self.module
-
-    @staticmethod
-    def decode(data: bytes) -> CompileRequest:
-        """Decode what ``encode`` returned."""
-        head, _, module = data.partition(b"\n")
-        return decode(CompileRequest, {**parse(head), "module": module})
 
 
 #: Begins a message of a C++ log: its severity, the date, the time, the thread and the place.
@@ -330,12 +308,12 @@ class Service:
         future: Future[CompileReport] = Future()
         if cached is not None:
             try:
-                future.set_result(dataclasses.replace(from_json(cached), cached=True))
+                future.set_result(dataclasses.replace(decode(CompileReport, cached), cached=True))
             except DataError:  # another version wrote it
                 cached = None
         if cached is None:
             setup = self._setup(request.target, compiler)
-            job = self._pool.submit(setup, request.encode(), timeout=timeout)
+            job = self._pool.submit(setup, json_of(request), timeout=timeout)
             job.add_done_callback(self._finish(future, key, request.target, compiler))
         self._running[key] = future
         return future
@@ -405,7 +383,7 @@ def _versions(compiler: ModuleType) -> tuple[str, str]:
 def _report(result: JobResult, *, target: str, compiler: str) -> CompileReport:
     """Make the report of a worker's result."""
     if result.status == "done":
-        report = CompileReport.decode(result.value)
+        report = decode(CompileReport, parse(result.value))
     else:
         status = "crashed" if result.status == "raised" else result.status
         report = CompileReport(target=target, status=status, text=result.message)

@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pallas_sim.errors import OptionError
-from pytest_pallas.record import SCHEMA, plain_not_applicable, to_json
-from pytest_pallas.results import FinishedTest, RunResults, plain_tests, text_parts
+from pytest_pallas.results import FinishedTest, RunResults
 
 if TYPE_CHECKING:
     from pytest_pallas.results import FailedPhase
@@ -80,25 +79,6 @@ def merge(runs: Sequence[RunResults]) -> Merged:
     )
     problems = [*_missing(runs), *_unfinished(runs), *_conflicts(runs)]
     return Merged(whole=whole, problems=problems)
-
-
-def document(results: RunResults) -> Iterator[str]:
-    """Yield results as the text of a results file, in parts."""
-    from pytest_pallas.mutate.report import others
-    from pytest_pallas.report.terminal import count_distinct
-
-    plain = {
-        "schema": SCHEMA,
-        "environment": dict(results.environment),
-        "options": dict(results.options),
-        "suite": dict(results.suite),
-        "files": dict(results.files),
-        "distinct": dataclasses.asdict(count_distinct(others(results.records))),
-        "records": map(to_json, results.records),
-        "not_applicable": map(plain_not_applicable, results.not_applicable),
-        "tests": plain_tests(results.collected, results.tests, results.parts),
-    }
-    return text_parts(plain)
 
 
 def _refuse_twice(runs: Sequence[RunResults]) -> None:
@@ -221,7 +201,7 @@ def run(arguments: argparse.Namespace) -> int:
     from pytest_pallas.decoding import decode
     from pytest_pallas.mutate.report import others
     from pytest_pallas.report import coverage, orders
-    from pytest_pallas.report.files import check_writable, write
+    from pytest_pallas.report.files import check_writable, document, write
     from pytest_pallas.report.summary import summary
     from pytest_pallas.report.terminal import count_distinct
     from pytest_pallas.results import read_results

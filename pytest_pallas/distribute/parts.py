@@ -42,17 +42,17 @@ import pytest
 
 from pytest_pallas.backends.protocol import label
 from pytest_pallas.checks.verdict import conclude
-from pytest_pallas.decoding import jsonable
-from pytest_pallas.distribute.reports import (
+from pytest_pallas.decoding import decode, jsonable
+from pytest_pallas.distribute.messages import (
     checked_result,
     put_records,
     take_part_result,
 )
 from pytest_pallas.isolate.messages import reports_by_phase
 from pytest_pallas.mutate.item import MUTANTS_PER_PART, MutantsItem, merge_mutants
-from pytest_pallas.mutate.runner import from_json, merge_verdicts
+from pytest_pallas.mutate.runner import merge_verdicts
 from pytest_pallas.pytest_session import PART_RESULT, RECORDS, Part, PytestSession, current
-from pytest_pallas.record import Record
+from pytest_pallas.record import MutantVerdict, Record
 from pytest_pallas.report.collect import add_properties, attach, records_of
 from pytest_pallas.report.pictures import examples_of
 from pytest_pallas.run.item import SpecItem, not_applicable
@@ -246,7 +246,7 @@ def credit_kills(
     for report in reports:
         records: list[dict[str, Any]] = getattr(report, RECORDS, [])
         for record in records:
-            verdicts = map(from_json, record["mutants"])
+            verdicts = decode(list[MutantVerdict], record["mutants"])
             merged = merge_verdicts(verdicts, name=item.name, killed=killed)
             record["mutants"] = [jsonable(verdict) for verdict in merged]
 

@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 
 from pallas_sim.errors import OptionError
-from pytest_pallas.compat.testing import count_report
-from pytest_pallas.decoding import DataError, decode
-from pytest_pallas.distribute.reports import first_attribute, new_report, put_records
+from pytest_pallas.compat.testing import count_report, say
+from pytest_pallas.decoding import DataError, decode, jsonable
+from pytest_pallas.distribute.messages import first_attribute, new_report, put_records
 from pytest_pallas.distribute.shards import set_digests
 from pytest_pallas.options import place_of
 from pytest_pallas.pytest_session import (
@@ -33,7 +33,7 @@ from pytest_pallas.pytest_session import (
 )
 from pytest_pallas.record import Record, to_json
 from pytest_pallas.report.collect import PREFIX, properties
-from pytest_pallas.report.files import environment, first_line, known_options
+from pytest_pallas.report.files import environment, journal_head, known_options
 from pytest_pallas.results import (
     FailedPhase,
     FinishedTest,
@@ -257,7 +257,7 @@ class RunKeeper(RunProgress):
     def pytest_configure_node(self, node: Any) -> None:
         """Tell a worker of pytest-xdist what is done: all must collect the same tests."""
         if self.resumed is not None:
-            node.workerinput[DONE] = done_of(self.resumed).plain()
+            node.workerinput[DONE] = jsonable(done_of(self.resumed))
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_xdist_node_collection_finished(self, ids: Sequence[str]) -> None:
@@ -315,7 +315,7 @@ class RunKeeper(RunProgress):
             return
         set_digests(self.session, self.collected)
         try:
-            head = first_line(self.session, self.collected)
+            head = journal_head(self.session, self.collected)
             self.journal = RunJournal(partial_path(path), [head, *first])
         except OSError as error:
             self._report_loss(error)
@@ -337,10 +337,7 @@ class RunKeeper(RunProgress):
             f"cannot write {partial_path(path).name}: {error}. Results are lost if this run is cut "
             "off"
         )
-        terminal: Any = self.session.config.pluginmanager.get_plugin("terminalreporter")
-        if terminal is not None:
-            terminal.ensure_newline()
-            terminal.write_line(f"pallas: {self.problem}", red=True)
+        say(self.session.config, self.problem, verbosity=-9, red=True)
 
 
 def _ended(test: FinishedTest, records: Iterable[Mapping[str, Any]]) -> dict[str, Any]:

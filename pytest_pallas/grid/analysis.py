@@ -24,10 +24,10 @@ from pytest_pallas.grid.kernel_calls import KernelCall, only_copies, work_outsid
 from pytest_pallas.grid.model import GridCall, GridWindow, read_call, region
 from pytest_pallas.grid.overhang import illegal_tiles, overhang, too_much_memory
 from pytest_pallas.grid.ranges import overflows
-from pytest_pallas.grid.scalars import Points
-from pytest_pallas.grid.scopes import (
+from pytest_pallas.grid.scalars import (
     JaxprScope,
     OutputUse,
+    Points,
     UnknownValueError,
     located,
     scopes_of,

@@ -388,14 +388,14 @@ def hazards(jaxpr: Any, *, simulated: bool = False) -> tuple[str, ...]:
       simulated: whether the simulator runs it, which ends waits and loops.
     """
     inner, _ = open_jaxpr(jaxpr)
-    inside = list(equations(inner))
-    variables = [*inner.invars, *(var for eqn in inside for var in eqn.outvars)]
-    loops = [eqn for eqn in inside if eqn.primitive.name == "while"]
+    eqns = list(equations(inner))
+    variables = [*inner.invars, *(var for eqn in eqns for var in eqn.outvars)]
+    loops = [eqn for eqn in eqns if eqn.primitive.name == "while"]
     hazard = {
         "semaphores, DMAs or barriers": not simulated
         and any(kernel.asynchronous for kernel in kernel_calls(jaxpr)),
         "a while loop without a bound": not simulated and not all(map(_counts, loops)),
-        "a callback": any(eqn.primitive.name in CALLBACKS for eqn in inside),
+        "a callback": any(eqn.primitive.name in CALLBACKS for eqn in eqns),
         "an array of more than 1 GiB": any(_bytes(var.aval) > LARGE_BYTES for var in variables),
     }
     return tuple(name for name, present in hazard.items() if present)
@@ -580,9 +580,10 @@ def _is_number(atom: Any, number: int) -> bool:
 def work_outside(jaxpr: Any) -> list[Any]:
     """List the equations outside of all kernels that compute arrays of floats, products first."""
     kernels = KERNEL_PRIMITIVES | FOREIGN_PRIMITIVES
-    outside = equations(jaxpr, into=lambda eqn: eqn.primitive.name not in kernels)
     work = [
-        eqn for eqn in outside if eqn.primitive.name in _WORK and _computes(eqn, integers=False)
+        eqn
+        for eqn in equations(jaxpr, into=lambda eqn: eqn.primitive.name not in kernels)
+        if eqn.primitive.name in _WORK and _computes(eqn, integers=False)
     ]
     return sorted(work, key=lambda eqn: eqn.primitive.name not in _PRODUCTS)
 

@@ -21,10 +21,10 @@ from typing import Any
 
 import pytest
 
-from pallas_sim.errors import DeviceError, Fact, OptionError, PallasError
+from pallas_sim.errors import DeviceError, PallasError
 from pytest_pallas.backends.devices import accelerators, only_cpu
 from pytest_pallas.backends.ending import longest
-from pytest_pallas.backends.protocol import Call, label
+from pytest_pallas.backends.protocol import Call, Observer, label
 from pytest_pallas.backends.registry import DeviceFacts
 from pytest_pallas.compat.testing import add_benchmarks, run_protocol
 from pytest_pallas.errors import BackendUnavailableError, IsolationError, NeedsIsolation
@@ -47,7 +47,6 @@ from pytest_pallas.isolate.supervise import (
     run_in,
     worker_setup,
 )
-from pytest_pallas.options import Options
 from pytest_pallas.pytest_session import PytestSession, note_raised
 from pytest_pallas.run.result import Result
 from pytest_pallas.workers.pool import WorkerPool
@@ -71,41 +70,27 @@ class _ProcessEndedError(Exception):
         self.answer = answer
 
 
-class _HazardObserver:
-    """An ``Observer`` that stops the execution of calls that may end the process.
+class _HazardObserver(Observer):
+    """Stops the execution of calls that may end the process.
 
     Attributes:
-      reason: a reason that applies to all calls; "" if the call decides.
+      reason: a reason that applies to all calls but simulated ones; "" if the call decides.
     """
 
     def __init__(self, reason: str = "") -> None:
         """Create for a test with a reason, or without."""
         self.reason = reason
 
-    def example(
-        self, builder: Result, facts: Sequence[Fact], call: str = "", goal: Any = None
+    def traced(
+        self, call: Call, jaxpr: Any, kernels: Sequence[Any], *, simulated: bool = False
     ) -> None:
-        """Nothing to do."""
-
-    def traced(self, call: Call, jaxpr: Any, kernels: Sequence[Any]) -> None:
-        """Raise if the call may end the process."""
-        if self.reason:
-            raise NeedsIsolation([self.reason])
-        self._raise_for_hazards(jaxpr, simulated=False)
-
-    def simulated(self, call: Call, jaxpr: Any, kernels: Sequence[Any]) -> None:
-        """Raise if the call may end the process, although the simulator ends waits and loops."""
-        self._raise_for_hazards(jaxpr, simulated=True)
-
-    def _raise_for_hazards(self, jaxpr: Any, *, simulated: bool) -> None:
+        """Raise if the call may end the process. The simulator ends waits and loops."""
         from pytest_pallas.grid.kernel_calls import hazards
 
-        reasons = () if jaxpr is None else hazards(jaxpr, simulated=simulated)
-        if reasons:
+        if self.reason and not simulated:
+            raise NeedsIsolation([self.reason])
+        if reasons := () if jaxpr is None else hazards(jaxpr, simulated=simulated):
             raise NeedsIsolation(reasons, kept=True)
-
-    def ended(self, call: Call) -> None:
-        """Nothing to do."""
 
 
 class Isolator:
@@ -217,7 +202,7 @@ class Isolator:
           IsolationError: the worker could not run the item.
         """
         __tracebackhide__ = True
-        options = options_of(self.session, item)
+        options = self.session.usual_options_for(item)
         slot: Callable[[], float | None] = getattr(item, "slot", lambda: None)
         journal = None if options.mutate is None else self._scratch / str(next(self._numbers))
         facts = self.session.facts
@@ -527,14 +512,6 @@ def _following(item: pytest.Item, nextitem: pytest.Item | None) -> tuple[str, in
     pairs = zip(item.listchain(), nextitem.listchain(), strict=False)
     shared = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] is pair[1], pairs))
     return nextitem.nodeid, shared
-
-
-def options_of(session: PytestSession, item: pytest.Item) -> Options:
-    """Return the options of a test; those of the session if a mark is wrong, as its set-up says."""
-    try:
-        return session.options_for(item)
-    except OptionError:
-        return session.options
 
 
 class _SimulatedTests:

@@ -18,7 +18,6 @@ import sys
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib import metadata
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -39,6 +38,7 @@ from pytest_pallas.decoding import (
 )
 from pytest_pallas.pytest_session import Part
 from pytest_pallas.session import SpecFacts
+from pytest_pallas.tested import installed_version
 from pytest_pallas.workers.process import JobResult
 
 #: The distributions that decide what a test computes.
@@ -104,13 +104,8 @@ class Difference:
 
 def versions() -> dict[str, str]:
     """Return the versions of this process, by name; "" for a package that is not installed."""
-    numbers = {"python": ".".join(platform.python_version_tuple()[:2])}
-    for name in _PACKAGES:
-        try:
-            numbers[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            numbers[name] = ""
-    return numbers
+    python = ".".join(platform.python_version_tuple()[:2])
+    return {"python": python, **{name: installed_version(name) for name in _PACKAGES}}
 
 
 def project_of(

@@ -23,6 +23,7 @@ import pytest
 
 from pallas_sim.errors import Fact
 from pytest_pallas.backends.ending import LEAST, limit_of, longest
+from pytest_pallas.backends.protocol import Observer
 from pytest_pallas.backends.registry import devices_of, parse
 from pytest_pallas.backends.statuses import lost
 from pytest_pallas.compat.testing import capture_is_closed, configured, take_benchmarks, tear_down
@@ -389,7 +390,7 @@ class Recorder:
 _LINES, _WIDTH = 8, 300
 
 
-class Alarm:
+class Alarm(Observer):
     """An ``Observer`` of calls that starts a timer of ``faulthandler`` for each step.
 
     If the step exceeds its limit, ``faulthandler`` writes a traceback and ends the process. It
@@ -449,17 +450,10 @@ class Alarm:
         )
         self._step(note)
 
-    def traced(self, call: Call, jaxpr: Any, kernels: Sequence[Any]) -> None:
-        """Begin the step of a call that is compiled and executed."""
-        self._begin_call(call, jaxpr, kernels, simulated=False)
-
-    def simulated(self, call: Call, jaxpr: Any, kernels: Sequence[Any]) -> None:
-        """Begin the step of a call that is simulated."""
-        self._begin_call(call, jaxpr, kernels, simulated=True)
-
-    def _begin_call(
-        self, call: Call, jaxpr: Any, kernels: Sequence[Any], *, simulated: bool
+    def traced(
+        self, call: Call, jaxpr: Any, kernels: Sequence[Any], *, simulated: bool = False
     ) -> None:
+        """Begin the step of a call."""
         from pytest_pallas.grid.kernel_calls import hazards
 
         self.hazards = self.hazards or []

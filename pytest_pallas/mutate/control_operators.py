@@ -44,14 +44,9 @@ _FLIPPED = {"lt": "ge", "le": "gt", "gt": "le", "ge": "lt", "eq": "ne", "ne": "e
 _FUNCTIONS = {name: getattr(lax, name) for name in _FLIPPED}
 
 
-@operator(
-    "comparison",
-    mistake="a comparison off by one, or the wrong way round",
-    before="columns < n",
-    after="columns <= n",
-)
+@operator(before="columns < n", after="columns <= n")
 def comparison(at: EquationSite) -> Iterator[Change]:
-    """``<`` for ``<=``, or the opposite."""
+    """A comparison off by one, or the wrong way round."""
     if at.name not in _FUNCTIONS or not at.used() or _guards(at):
         return
     integers = all(jnp.issubdtype(atom.aval.dtype, jnp.integer) for atom in at.eqn.invars)
@@ -63,14 +58,9 @@ def comparison(at: EquationSite) -> Iterator[Change]:
         yield Change(f"{at.name} -> {name}", partial(_compared, at, name))
 
 
-@operator(
-    "guard",
-    mistake="a guarded region always, never, or for the neighbouring index",
-    before="@pl.when(k == 0)",
-    after="@pl.when(k == 1)",
-)
+@operator(before="@pl.when(k == 0)", after="@pl.when(k == 1)")
 def guard(at: EquationSite) -> Iterator[Change]:
-    """``pl.when``: always, never, or where the neighbouring index is meant."""
+    """A guarded region always, never, or for the neighbouring index."""
     if at.name == "cond" and _is_guard(at.eqn):
         never, always = at.eqn.params["branches"]
         if not _overwritten_at_the_end(at):
@@ -188,14 +178,9 @@ def _decides(at: EquationSite, user: Any) -> bool:
 # The call of a kernel: its grid, its index maps, its aliases.
 
 
-@call_operator(
-    "step",
-    mistake="the first or the last step of a grid is left out",
-    before="grid=(n,)",
-    after="grid=(n - 1,)",
-)
+@call_operator(before="grid=(n,)", after="grid=(n - 1,)")
 def step(kernel: KernelSite) -> Iterator[Change]:
-    """The first or the last program along an axis of the grid does nothing."""
+    """The first or the last step of a grid is left out."""
     for axis, of_grid in enumerate(kernel.axes_counted):
         size = kernel.facts.grid[of_grid] if kernel.facts is not None else 1
         if size is None or size > 1:
@@ -204,26 +189,16 @@ def step(kernel: KernelSite) -> Iterator[Change]:
                 yield Change(f"the {step} dropped", build, part=f"grid axis {axis}")
 
 
-@call_operator(
-    "overhang",
-    mistake="the partial block at an edge is left out",
-    before="grid=(pl.cdiv(n, block),)",
-    after="grid=(n // block,)",
-)
+@call_operator(before="grid=(pl.cdiv(n, block),)", after="grid=(n // block,)")
 def overhang(kernel: KernelSite) -> Iterator[Change]:
-    """A grid that leaves out the block that hangs over an edge, as ``n // block`` does."""
+    """The partial block at an edge is left out."""
     for axis, of_grid in enumerate(kernel.axes_counted):
         if any(_overhangs(block, of_grid) for block in kernel.blocks):
             build = partial(_without, kernel, axis, "last")
             yield Change("the partial block dropped", build, part=f"grid axis {axis}")
 
 
-@call_operator(
-    "index_map",
-    mistake="components of an index map swapped, one further, or constant",
-    before="lambda i, j: (i, j)",
-    after="lambda i, j: (j, i)",
-)
+@call_operator(before="lambda i, j: (i, j)", after="lambda i, j: (j, i)")
 def index_map(kernel: KernelSite) -> Iterator[Change]:
     """Components of an index map swapped, one further, or constant."""
     for position, block in enumerate(kernel.blocks):
@@ -234,12 +209,7 @@ def index_map(kernel: KernelSite) -> Iterator[Change]:
         yield from _map_changes(kernel, position, counts, outs, block.name)
 
 
-@call_operator(
-    "alias",
-    mistake="an output that does not share an input's memory, or shares it by mistake",
-    before="input_output_aliases={0: 0}",
-    after="",
-)
+@call_operator(before="input_output_aliases={0: 0}", after="")
 def alias(kernel: KernelSite) -> Iterator[Change]:
     """An output that does not share an input's memory, or shares it by mistake."""
     facts = kernel.facts
@@ -395,14 +365,9 @@ _LOGIC = {"and": "or", "or": "and"}
 _CHOSEN = {"and": lax.bitwise_and, "or": lax.bitwise_or}
 
 
-@operator(
-    "mask",
-    mistake="a mask left out or inverted, or one condition enough where both must hold",
-    before="jnp.where(columns < n, x, 0)",
-    after="x",
-)
+@operator(before="jnp.where(columns < n, x, 0)", after="x")
 def mask(at: EquationSite) -> Iterator[Change]:
-    """``jnp.where`` without its condition, or with the opposite; ``&`` for ``|``."""
+    """A mask left out or inverted, or one condition enough where both must hold."""
     if at.name == "select_n" and len(at.eqn.invars) == 3 and at.used():
         yield from _selected(at)
     elif at.name in ("jit", "pjit") and at.used():

@@ -33,14 +33,9 @@ _REDUCED = {"reduce_sum": "reduce_max", "reduce_max": "reduce_min", "reduce_min"
 _FUNCTIONS = {"add": lax.add, "sub": lax.sub, "max": lax.max, "min": lax.min}
 
 
-@operator(
-    "arithmetic",
-    mistake="another operation: - for +, + for *, min for max, max for a sum",
-    before="m = jnp.maximum(m, s)",
-    after="m = jnp.minimum(m, s)",
-)
+@operator(before="m = jnp.maximum(m, s)", after="m = jnp.minimum(m, s)")
 def arithmetic(at: EquationSite) -> Iterator[Change]:
-    """Another operation."""
+    """Another operation: - for +, + for *, min for max, max for a sum."""
     if not at.eqn.outvars or not at.used():
         return
     if at.name in _OTHER and _is_number(at.eqn.outvars[0]):
@@ -58,14 +53,9 @@ def arithmetic(at: EquationSite) -> Iterator[Change]:
         )
 
 
-@operator(
-    "scale",
-    mistake="a factor left out, or taken twice",
-    before="s = q @ k.T * scale",
-    after="s = q @ k.T",
-)
+@operator(before="s = q @ k.T * scale", after="s = q @ k.T")
 def scale(at: EquationSite) -> Iterator[Change]:
-    """A factor that is the same for every element, left out or taken twice."""
+    """A factor left out, or taken twice."""
     if at.name not in ("mul", "div") or not _is_float(at.eqn.outvars[0]) or not at.used():
         return
     left, right = at.eqn.invars
@@ -78,14 +68,9 @@ def scale(at: EquationSite) -> Iterator[Change]:
         return
 
 
-@operator(
-    "accumulation",
-    mistake="sums held in bfloat16 in place of float32",
-    before="preferred_element_type=jnp.float32",
-    after="preferred_element_type=jnp.bfloat16",
-)
+@operator(before="preferred_element_type=jnp.float32", after="preferred_element_type=jnp.bfloat16")
 def accumulation(at: EquationSite) -> Iterator[Change]:
-    """Sums held in bfloat16 where they were held in float32."""
+    """Sums held in bfloat16 in place of float32."""
     if at.name == "dot_general":
         out = at.eqn.outvars[0]
         if out.aval.dtype == jnp.float32 and at.used():
@@ -94,14 +79,9 @@ def accumulation(at: EquationSite) -> Iterator[Change]:
         yield Change("float32 -> bfloat16", lambda: at.with_operand(1, _in_bfloat16))
 
 
-@operator(
-    "product",
-    mistake="operands of a product swapped, or the wrong axis summed over",
-    before="jnp.dot(x, y)",
-    after="jnp.dot(y, x)",
-)
+@operator(before="jnp.dot(x, y)", after="jnp.dot(y, x)")
 def product(at: EquationSite) -> Iterator[Change]:
-    """The operands of a product swapped, or the wrong axis summed over."""
+    """Operands of a product swapped, or the wrong axis summed over."""
     if at.name != "dot_general" or not at.used():
         return
     left, right = at.eqn.invars
@@ -125,10 +105,7 @@ def product(at: EquationSite) -> Iterator[Change]:
 
 
 @operator(
-    "cast",
-    mistake="a cast to a narrower float before an operation, and not after it",
-    before="(x - y).astype(jnp.bfloat16)",
-    after="x.astype(jnp.bfloat16) - y.astype(jnp.bfloat16)",
+    before="(x - y).astype(jnp.bfloat16)", after="x.astype(jnp.bfloat16) - y.astype(jnp.bfloat16)"
 )
 def cast(at: EquationSite) -> Iterator[Change]:
     """A cast to a narrower float before an operation, and not after it."""
@@ -234,24 +211,14 @@ def _is_number(atom: Any) -> bool:
 # Loads and stores: left out, or in the slot beside the right one.
 
 
-@operator(
-    "init",
-    mistake="an accumulator that is not initialized",
-    before="acc[...] = jnp.zeros_like(acc)",
-    after="",
-)
+@operator(before="acc[...] = jnp.zeros_like(acc)", after="")
 def init(at: EquationSite) -> Iterator[Change]:
-    """An accumulator that starts as whatever memory holds."""
+    """An accumulator that is not initialized."""
     if at.name == "swap" and not at.used() and _is_init(at):
         yield Change("dropped", Replacement)
 
 
-@operator(
-    "store",
-    mistake="a store left out, or to the neighbouring place",
-    before="out[slot] = x",
-    after="out[slot + 1] = x",
-)
+@operator(before="out[slot] = x", after="out[slot + 1] = x")
 def store(at: EquationSite) -> Iterator[Change]:
     """A store left out, or to the neighbouring place."""
     if at.name not in ("swap", "addupdate") or at.used():
@@ -261,12 +228,7 @@ def store(at: EquationSite) -> Iterator[Change]:
     yield from _neighbours(at)
 
 
-@operator(
-    "load",
-    mistake="a load from the neighbouring place, such as the other buffer of a pair",
-    before="x = buffers[slot]",
-    after="x = buffers[(slot + 1) % 2]",
-)
+@operator(before="x = buffers[slot]", after="x = buffers[(slot + 1) % 2]")
 def load(at: EquationSite) -> Iterator[Change]:
     """A load from the neighbouring place, such as the other buffer of a pair."""
     if at.name == "get" and at.used():
@@ -337,27 +299,23 @@ _SIGNALS = frozenset({"semaphore_signal", "barrier_arrive"})
 _BARRIERS = frozenset({"barrier", "barrier_arrive_and_wait", "commit_smem", "cluster_barrier"})
 
 
-@operator(
-    "wait", mistake="a copy, semaphore or barrier without a wait", before="copy.wait()", after=""
-)
+@operator(before="copy.wait()", after="")
 def wait(at: EquationSite) -> Iterator[Change]:
-    """A wait is left out."""
+    """A copy, semaphore or barrier without a wait."""
     if at.name in _WAITS:
         yield Change("dropped", Replacement, part=at.name)
 
 
-@operator("start", mistake="a copy that is never started", before="copy.start()", after="")
+@operator(before="copy.start()", after="")
 def start(at: EquationSite) -> Iterator[Change]:
-    """A copy that is waited for and never started."""
+    """A copy that is never started."""
     if at.name in _STARTS:
         yield Change("dropped", Replacement, part=at.name)
 
 
-@operator(
-    "semaphore", mistake="one semaphore for all copies", before="sems.at[slot]", after="sems.at[0]"
-)
+@operator(before="sems.at[slot]", after="sems.at[0]")
 def semaphore(at: EquationSite) -> Iterator[Change]:
-    """Two copies that share a semaphore."""
+    """One semaphore for all copies."""
     if at.name not in ("dma_start", "dma_wait"):
         return
     groups = operand_groups(at.eqn)
@@ -374,12 +332,7 @@ def semaphore(at: EquationSite) -> Iterator[Change]:
         yield Change("the first for all", build, part=f"{at.name} {name}")
 
 
-@operator(
-    "signal",
-    mistake="a signal left out, or given twice",
-    before="pl.semaphore_signal(ready)",
-    after="",
-)
+@operator(before="pl.semaphore_signal(ready)", after="")
 def signal(at: EquationSite) -> Iterator[Change]:
     """A signal left out, or given twice."""
     if at.name in _SIGNALS:
@@ -387,14 +340,9 @@ def signal(at: EquationSite) -> Iterator[Change]:
         yield Change("doubled", lambda: Replacement([at.eqn, at.eqn], []), part=at.name)
 
 
-@operator(
-    "device",
-    mistake="a copy or signal to the device after the right one",
-    before="device_id=right",
-    after="device_id=(right + 1) % n",
-)
+@operator(before="device_id=right", after="device_id=(right + 1) % n")
 def device(at: EquationSite) -> Iterator[Change]:
-    """A message to the device after the right one."""
+    """A copy or signal to the device after the right one."""
     positions = operand_groups(at.eqn).get("device", [])
     if at.name not in ("dma_start", "semaphore_signal") or not positions:
         return
@@ -411,9 +359,9 @@ def device(at: EquationSite) -> Iterator[Change]:
         yield Change("the next one", build, part=f"{at.name} {number}")
 
 
-@operator("barrier", mistake="a barrier left out", before="plsc.subcore_barrier()", after="")
+@operator(before="plsc.subcore_barrier()", after="")
 def barrier(at: EquationSite) -> Iterator[Change]:
-    """A barrier is left out."""
+    """A barrier left out."""
     if at.name in _BARRIERS:
         yield Change("dropped", Replacement, part=at.name)
 
@@ -421,14 +369,9 @@ def barrier(at: EquationSite) -> Iterator[Change]:
 # Random bits that are used twice.
 
 
-@operator(
-    "random",
-    mistake="random bits that are used twice",
-    before="pltpu.prng_seed(seed, block)",
-    after="pltpu.prng_seed(seed, 0)",
-)
+@operator("random", before="pltpu.prng_seed(seed, block)", after="pltpu.prng_seed(seed, 0)")
 def randomness(at: EquationSite) -> Iterator[Change]:
-    """The same bits for every block, or for two purposes."""
+    """Random bits that are used twice."""
     if at.name == "prng_seed":
         for position, seed in enumerate(at.eqn.invars):
             if not is_literal(seed) and seed.aval.shape == ():

@@ -37,7 +37,6 @@ from pytest_pallas.mutate.runner import (
     Journal,
     KilledBy,
     MutantRun,
-    from_json,
     merge_verdicts,
     sampled,
     stale,
@@ -170,7 +169,8 @@ def _credited(record: Record, part: Mapping[str, Any] | None, killed: dict[str, 
         item = record.test.rpartition("::")[2]
         # an item of mutants is named after its spec, under whose name its kills count
         name = record.kernel if item == f"{record.kernel}-{record.check}" else item
-        merged = merge_verdicts(map(from_json, record.mutants), name=name, killed=killed)
+        verdicts = decode(list[MutantVerdict], record.mutants)
+        merged = merge_verdicts(verdicts, name=name, killed=killed)
         return dataclasses.replace(record, mutants=tuple(map(jsonable, merged)))
     result = Result(kernel=record.kernel, check=record.check, backend=record.backend)
     merge_mutants(result, [part], name=record.kernel, killed=killed)

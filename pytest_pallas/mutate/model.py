@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
+import inspect
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -244,31 +245,41 @@ class Operator:
 
 
 def operator(
-    name: str, *, mistake: str, before: str, after: str
+    name: str = "", *, mistake: str = "", before: str, after: str, of_calls: bool = False
 ) -> Callable[[Callable[[EquationSite], Iterator[Change]]], Operator]:
     """Declare that a function of an equation (``EquationSite``) in a kernel's body is an operator.
 
     Args:
-      name: as in reports and in ``--pallas-mutate-operators``.
-      mistake: a short description of the mistake.
+      name: as in reports and in ``--pallas-mutate-operators``; by default that of the function.
+      mistake: a short description of the mistake; by default the first line of its docstring.
       before: a small piece of a right kernel.
       after: the same piece with the mistake.
+      of_calls: see ``Operator``.
     """
-    return lambda function: Operator(
-        name=name, mistake=mistake, before=before, after=after, function=function
-    )
+
+    def declare(function: Callable[[Any], Iterator[Change]]) -> Operator:
+        line = (inspect.getdoc(function) or "").partition("\n")[0].rstrip(".")
+        return Operator(
+            name=name or function.__name__,
+            mistake=mistake or line[:1].lower() + line[1:],
+            before=before,
+            after=after,
+            function=function,
+            of_calls=of_calls,
+        )
+
+    return declare
 
 
 def call_operator(
-    name: str, *, mistake: str, before: str, after: str
+    name: str = "", **fields: str
 ) -> Callable[[Callable[[KernelSite], Iterator[Change]]], Operator]:
     """Declare that a function of the call of a kernel (``KernelSite``) is an operator.
 
     See ``operator``.
     """
-    return lambda function: Operator(
-        name=name, mistake=mistake, before=before, after=after, function=function, of_calls=True
-    )
+    declare: Any = operator(name, **fields, of_calls=True)
+    return declare
 
 
 #: Operators of projects, while a session uses them.

@@ -11,9 +11,8 @@ from typing import Any, cast
 
 import pytest
 
-from pallas_sim.errors import Fact
 from pallas_sim.traces import own_lines
-from pytest_pallas.backends.protocol import label
+from pytest_pallas.backends.protocol import UNOBSERVED, Observer, label
 from pytest_pallas.compat.fuzzing import hypothesis_settings, set_hypothesis_settings
 from pytest_pallas.decoding import jsonable
 from pytest_pallas.errors import MutantError
@@ -62,41 +61,21 @@ def register_mutants(session: PytestSession, reseed: Callable[[PytestSession], N
     session.replace_items = mutants_instead
 
 
-class _TraceRecorder:
-    """An ``Observer`` that records traces, and forwards to another one."""
+class _TraceRecorder(Observer):
+    """Records traces, and forwards to another observer, if there is one."""
 
-    def __init__(self, other: Any) -> None:
-        """Forward to ``other``, if there is one."""
-        self.other = other
+    def __init__(self, other: Observer | None) -> None:
+        self.other = other or UNOBSERVED
+        self.example, self.ended = self.other.example, self.other.ended
         self.programs: list[Any] = []
 
-    def example(
-        self, builder: Any, facts: Sequence[Fact], call: str = "", goal: Any = None
+    def traced(
+        self, call: Any, jaxpr: Any, kernels: Sequence[Any], *, simulated: bool = False
     ) -> None:
-        """An example begins."""
-        if self.other is not None:
-            self.other.example(builder, facts, call, goal)
-
-    def traced(self, call: Any, jaxpr: Any, kernels: Sequence[Any]) -> None:
         """A call was traced."""
-        self._keep(jaxpr)
-        if self.other is not None:
-            self.other.traced(call, jaxpr, kernels)
-
-    def simulated(self, call: Any, jaxpr: Any, kernels: Sequence[Any]) -> None:
-        """A call was traced, for the simulator."""
-        self._keep(jaxpr)
-        if self.other is not None:
-            self.other.simulated(call, jaxpr, kernels)
-
-    def _keep(self, jaxpr: Any) -> None:
         if jaxpr is not None and all(jaxpr is not program for program in self.programs):
             self.programs.append(jaxpr)
-
-    def ended(self, call: Any) -> None:
-        """A call was executed."""
-        if self.other is not None:
-            self.other.ended(call)
+        self.other.traced(call, jaxpr, kernels, simulated=simulated)
 
 
 class TestMutantRunner:

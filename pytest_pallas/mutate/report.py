@@ -13,7 +13,8 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from pytest_pallas.mutate.runner import from_json, score, who
+from pytest_pallas.decoding import decode
+from pytest_pallas.mutate.runner import score, who
 from pytest_pallas.record import MutantVerdict, Note, Record
 from pytest_pallas.report.section import Results, rendered, section
 
@@ -94,7 +95,7 @@ def groups(records: Sequence[Record]) -> list[KernelMutants]:
     kernels: dict[tuple[str, str], dict[str, MutantVerdict]] = {}
     notes: dict[tuple[str, str], list[Note]] = {}
     for record in records:
-        for verdict in map(from_json, record.mutants):
+        for verdict in decode(list[MutantVerdict], record.mutants):
             name = (record.family, record.kernel if record.family else verdict.kernel)
             verdicts = kernels.setdefault(name, {})
             before = verdicts.get(verdict.key)

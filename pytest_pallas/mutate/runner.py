@@ -13,7 +13,7 @@ import json
 import os
 import random
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypedDict
@@ -35,11 +35,6 @@ from pytest_pallas.spec import EquivalentMutant
 def who(verdict: MutantVerdict) -> str:
     """Name the check that killed a mutant, and its backend; "" if it is not known."""
     return f"{verdict.by} on {verdict.on}" if verdict.on else verdict.by
-
-
-def from_json(plain: Mapping[str, Any]) -> MutantVerdict:
-    """Read a verdict, which ``jsonable`` made plain values of."""
-    return decode(MutantVerdict, plain)
 
 
 def score(verdicts: list[MutantVerdict]) -> float | None:
@@ -156,7 +151,9 @@ def read_earlier(path: Path) -> Earlier:
       OptionError: as ``read_results``.
     """
     records = read_results(path).records
-    verdicts = [from_json(mutant) for record in records for mutant in record.mutants]
+    verdicts = [
+        verdict for record in records for verdict in decode(list[MutantVerdict], record.mutants)
+    ]
     same = [verdict for verdict in verdicts if _unchanged(verdict)]
     return Earlier(
         {verdict.key: EARLIER for verdict in same if verdict.status == "killed"},

@@ -21,6 +21,7 @@ import numpy as np
 from pallas_sim.dtypes import Array, is_complex, is_exact, wide
 from pallas_sim.errors import PallasError
 from pallas_sim.findings import Finding, read, short
+from pytest_pallas.backends.protocol import UNOBSERVED
 from pytest_pallas.backends.simulators import Simulator
 from pytest_pallas.checks.context import CheckResult, ComparedOutputs
 from pytest_pallas.checks.verdict import contents_of, failing_call, raised_frames, writer_of
@@ -103,7 +104,7 @@ def order_of(error: PallasError) -> dict[str, Any]:
     backend = facts_of(error).failure.context.backend
     if not isinstance(backend, Simulator):
         return {}
-    timeline, _ = backend.trace(failing_call(error).with_settings(observer=None))
+    timeline, _ = backend.trace(failing_call(error).with_settings(observer=UNOBSERVED))
     timeline.close()
     every: list[Any] = [span for span in timeline.spans if span.kind in ("wait", "signal")]
     every = sorted((*every, *timeline.copies), key=lambda span: (span.begin, span.end))

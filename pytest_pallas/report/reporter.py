@@ -144,14 +144,14 @@ class Reporter:
 
     def _sort_failures(self, session: pytest.Session) -> None:
         """Print failures and reasons in the order of the tests."""
-        terminal: Any = session.config.pluginmanager.getplugin("terminalreporter")
+        terminal: Any = session.config.pluginmanager.get_plugin("terminalreporter")
         for reports in terminal.stats.values() if terminal is not None and self.order else ():
             if all(hasattr(report, "nodeid") for report in reports):
                 reports.sort(key=lambda report: self.order.get(report.nodeid, len(self.order)))
 
     def _join_failures(self, session: pytest.Session) -> None:
         """Print failures with one cause as one block, which names the other checks."""
-        terminal: Any = session.config.pluginmanager.getplugin("terminalreporter")
+        terminal: Any = session.config.pluginmanager.get_plugin("terminalreporter")
         failed: list[Any] = [] if terminal is None else terminal.stats.get("failed", [])
         if len(failed) < 2 or session.config.get_verbosity() > 0:
             return

@@ -15,7 +15,7 @@ from pallas_sim.chips import DEFAULT_TARGETS, TARGETS, Label
 from pallas_sim.traces import equations_inside
 from pallas_sim.tracing import tracing_for
 from pytest_pallas.backends.protocol import Backend, Call, RunSettings, label
-from pytest_pallas.backends.registry import REPLACED, with_target
+from pytest_pallas.backends.registry import REPLACED, parse, with_target
 from pytest_pallas.backends.tracing import kernels_of
 from pytest_pallas.draw.arguments import Arguments, on_meshes
 from pytest_pallas.draw.arrays import draw_once
@@ -24,7 +24,8 @@ from pytest_pallas.draw.dims import STEP, around, probing
 from pytest_pallas.draw.examples import ExampleSource
 from pytest_pallas.draw.meshes import MeshAxes, fixed_sizes, is_drawn
 from pytest_pallas.draw.signatures import inputs_on_meshes
-from pytest_pallas.errors import TooFewDevicesError
+from pytest_pallas.errors import BackendUnavailableError, TooFewDevicesError
+from pytest_pallas.fixture_types import Peers
 from pytest_pallas.grid.kernel_calls import (
     KernelCall,
     buffers_of,
@@ -97,6 +98,32 @@ def implementations_of(
         )
         for name, function in functions.items()
     ]
+
+
+def peers_of(
+    session: Session, kernel: Callable[..., Any], peers: Peers, sizes: Mapping[str, int]
+) -> Sequence[ComparisonPeer]:
+    """Return the backends to compare with.
+
+    Raises:
+      OptionError: an unknown name.
+      BackendUnavailableError: it cannot be had here, or executes nothing.
+    """
+    __tracebackhide__ = True
+    from pytest_pallas.checks.context import ComparisonPeer
+
+    known: list[ComparisonPeer] = []
+    for name in [peers] if isinstance(peers, str) else peers:
+        function = peers[name] if isinstance(peers, Mapping) else kernel
+        for backend in parse(name, session.families):
+            missing = backend.available()
+            if missing is None and backend.kind == "compiling":
+                missing = "it executes nothing"
+            if missing is not None:
+                raise BackendUnavailableError(f"peers=: {label(backend)}: {missing}")
+            made = on_mesh(sizes, backend, function)
+            known.append(ComparisonPeer(name=label(backend), function=made, backend=backend))
+    return known
 
 
 def on_mesh(

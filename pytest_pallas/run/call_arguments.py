@@ -1,6 +1,7 @@
 """The arguments of ``pallas_check``, ``pytest_pallas.check`` and ``pallas_run``.
 
-What is refused before anything runs: unknown keywords, and arguments that do not fit together.
+What is refused before anything runs: unknown keywords, and arguments that do not fit together. What
+did not end in time is not run again (``once_in_a_test``).
 """
 
 from __future__ import annotations
@@ -10,15 +11,19 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from pallas_sim.errors import OptionError
+import hypothesis
+
+from pallas_sim.errors import OptionError, PallasError
 from pytest_pallas.backends.processes import gang
 from pytest_pallas.backends.protocol import Backend
 from pytest_pallas.checks import Check
 from pytest_pallas.draw.arguments import Arguments, Drawn, as_arguments
+from pytest_pallas.draw.examples import draw_name
 from pytest_pallas.fixture_types import CheckKeywords, SpecKeywords
 from pytest_pallas.run.check_run import (
     name_of,
 )
+from pytest_pallas.session import CallsOfTest, Session
 from pytest_pallas.spec import KernelSpec
 
 if TYPE_CHECKING:
@@ -208,3 +213,46 @@ def _refuse_to_run_with(function: Callable[..., Any], keyword: str) -> None:
         f"{', '.join(known) or 'none'}; pallas_run takes them by themselves, or as options= and "
         "tuning= as pallas_check does"
     )
+
+
+# A kernel that does not end costs its time limit once in a ``@given`` test.
+
+
+def once_in_a_test[T](
+    session: Session, kernel: str, arguments: Arguments, run: Callable[[], T]
+) -> T:
+    """Run a call of a kernel, unless one of the running test did not end in time.
+
+    Args:
+      session: of the run.
+      kernel: name of the kernel.
+      arguments: the call.
+      run: runs it.
+
+    Returns:
+      What ``run`` returns.
+
+    Raises:
+      PallasError: this call did not end in time when it ran.
+      hypothesis.errors.UnsatisfiedAssumption: another call did not, and this one has not run.
+    """
+    __tracebackhide__ = True
+    if session.item is None or not hypothesis.currently_in_test_context():
+        return run()
+    calls = session.calls.setdefault((session.item.nodeid, kernel), CallsOfTest())
+    call = draw_name(arguments)
+    if call in calls.overdue:
+        error, traceback = calls.overdue[call]
+        raise error.with_traceback(traceback)
+    if calls.overdue and call not in calls.ended:
+        hypothesis.reject()
+    try:
+        values = run()
+    except Exception as error:
+        if isinstance(error, PallasError) and error.timed_out:
+            calls.overdue[call] = error, error.__traceback__
+        else:
+            calls.ended.add(call)
+        raise
+    calls.ended.add(call)
+    return values

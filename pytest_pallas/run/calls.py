@@ -21,11 +21,9 @@ from pallas_sim.chips import Label
 from pallas_sim.errors import OptionError, PallasError, SimulationLimitError
 from pytest_pallas.backends.ending import OverdueError, ending_whole
 from pytest_pallas.backends.protocol import Backend, label
-from pytest_pallas.backends.registry import parse
 from pytest_pallas.backends.tracing import context_of_traces, outputs_of
 from pytest_pallas.budget import COPIES, FLOAT_BYTES, available_bytes, check_memory
 from pytest_pallas.checks import Check
-from pytest_pallas.checks.context import ComparisonPeer
 from pytest_pallas.checks.cross import accepted
 from pytest_pallas.checks.verdict import conclude, drawn_facts
 from pytest_pallas.draw.arguments import Arguments
@@ -33,14 +31,12 @@ from pytest_pallas.draw.arrays import draw_once
 from pytest_pallas.draw.meshes import is_drawn, sizes_of
 from pytest_pallas.errors import (
     EXPECTED,
-    BackendUnavailableError,
     NotApplicableError,
     SpecError,
     TooFewDevicesError,
     UnsupportedKernelError,
     facts_of,
 )
-from pytest_pallas.fixture_types import Peers
 from pytest_pallas.options import choose
 from pytest_pallas.record import Note
 from pytest_pallas.run.backends import (
@@ -53,13 +49,14 @@ from pytest_pallas.run.backends import (
     mesh_or_skip,
     on_claimed_chips,
     on_its_platform,
-    on_mesh,
+    peers_of,
     run_on,
     with_named,
 )
 from pytest_pallas.run.call_arguments import (
     call_with,
     listed,
+    once_in_a_test,
     refuse_others,
     refuse_properties,
     refuse_spread,
@@ -78,7 +75,6 @@ from pytest_pallas.run.check_run import (
 )
 from pytest_pallas.run.drawn import run_drawn
 from pytest_pallas.run.nodes import unmet_by_kernels
-from pytest_pallas.run.overdue import once_in_a_test
 from pytest_pallas.run.result import Result
 from pytest_pallas.session import Session
 from pytest_pallas.spec import ExpectedFailure, KernelSpec
@@ -192,7 +188,7 @@ def _check_function(
     if chosen is not backend:
         run = _run_of_call(session, chosen, kernel, fields, mesh)
     checks = [session.checks[name] for name in choose(names, session.checks, "checks=")]
-    named = list(names) != ["all"]
+    named = _are_named(names)
     if not named:
         sanitizers = session.sanitizers_for(run.options)
         checks = [
@@ -216,7 +212,7 @@ def _run_of_call(
     fields = dict(properties)
     sizes = {} if mesh is None else dict(mesh if isinstance(mesh, Mapping) else mesh.shape)
     fields["others"] = (
-        *_peers(session, kernel, fields.pop("peers", None) or (), sizes),
+        *peers_of(session, kernel, fields.pop("peers", None) or (), sizes),
         *implementations_of(fields.pop("implementations", None) or {}, backend, sizes),
     )
     made = mesh_or_skip(session, backend, mesh) if isinstance(mesh, Mapping) else mesh
@@ -224,30 +220,6 @@ def _run_of_call(
         if made is not None and function is not None and not accepted(function, ["mesh"]):
             raise OptionError(f"{fields['name']}: the {role} takes no mesh=; leave it out")
     return check_run(session, backend, kernel, mesh=made, axes=sizes, **fields)
-
-
-def _peers(
-    session: Session, kernel: Callable[..., Any], peers: Peers, sizes: Mapping[str, int]
-) -> Sequence[ComparisonPeer]:
-    """Return the backends to compare with.
-
-    Raises:
-      OptionError: an unknown name.
-      BackendUnavailableError: it cannot be had here, or executes nothing.
-    """
-    __tracebackhide__ = True
-    known: list[ComparisonPeer] = []
-    for name in [peers] if isinstance(peers, str) else peers:
-        function = peers[name] if isinstance(peers, Mapping) else kernel
-        for backend in parse(name, session.families):
-            missing = backend.available()
-            if missing is None and backend.kind == "compiling":
-                missing = "it executes nothing"
-            if missing is not None:
-                raise BackendUnavailableError(f"peers=: {label(backend)}: {missing}")
-            made = on_mesh(sizes, backend, function)
-            known.append(ComparisonPeer(name=label(backend), function=made, backend=backend))
-    return known
 
 
 def _marked_checks(session: Session) -> Sequence[str]:
@@ -300,7 +272,7 @@ def _check_once(run: CheckRun, arguments: Arguments, named: bool) -> Any:
     __tracebackhide__ = True
     session, check, backend = run.session, run.check, run.backend
     replayed = session.replayed
-    if replayed is not None and _is_of(replayed.example, run.name, check.name):
+    if replayed is not None and _is_of(replayed.example, run, check):
         arguments = replayed_call(run, replayed)
     headline = f"{run.name}: {check.name} on {label(backend)}"
     try:
@@ -323,9 +295,9 @@ def _check_once(run: CheckRun, arguments: Arguments, named: bool) -> Any:
     return None if outcome is None else outcome.report or outcome.values
 
 
-def _is_of(example: Any, kernel: str, check: str) -> bool:
+def _is_of(example: Any, run: CheckRun, check: Check) -> bool:
     """Return whether a saved example is one of a check of a kernel."""
-    return (example.kernel, example.check) == (kernel, check)
+    return (example.kernel, example.check) == (run.name, check.name)
 
 
 @contextlib.contextmanager
@@ -649,11 +621,10 @@ def _run(run: CheckRun) -> str:
 
 def _with_others(error: PallasError) -> PallasError:
     """Return the error whose text has the failures of other causes, too; its data stay."""
-    others = facts_of(error).others
+    others = [f"{title_of(other)}:\n{other}" for other in facts_of(error).others]
     if not others:
         return error
-    text = "\n".join([str(error), *(f"{title_of(other)}:\n{other}" for other in others)])
-    whole = error.with_message(text)
+    whole = error.with_message("\n".join([str(error), *others]))
     whole.explanation = error.explanation
     return whole
 
@@ -663,7 +634,7 @@ def _replays(run: CheckRun, check: Check) -> bool:
     if (replayed := run.session.replayed) is None:
         return True
     here = dict(replayed.example.mesh) in ({}, *sizes_of(run.axes))
-    return here and _is_of(replayed.example, run.name, check.name)
+    return here and _is_of(replayed.example, run, check)
 
 
 def _check_given(made: Callable[..., CheckRun], arguments: Arguments, names: Sequence[str]) -> Any:

@@ -32,7 +32,7 @@ from pytest_pallas.backends.registry import Family, unknown_target
 from pytest_pallas.backends.tracing import kernels_of
 from pytest_pallas.checks import Check
 from pytest_pallas.checks.padding import masks_of
-from pytest_pallas.compat.testing import keywords_match
+from pytest_pallas.compat.testing import keywords_match, say
 from pytest_pallas.draw.arguments import SEVERAL, Arguments, keyword_kind
 from pytest_pallas.draw.arrays import draw_once, draw_several
 from pytest_pallas.draw.meshes import MeshAxes, fixed_sizes
@@ -279,7 +279,13 @@ def _learn_safely(
         timeout = session.timeout(session.options_for(parent))
     except OptionError as error:  # of a mark of the module
         raise parent.CollectError(str(error)) from None
-    waiting = functools.partial(_say_waiting, parent.config, spec, timeout)
+    waiting = functools.partial(
+        say,
+        parent.config,
+        f"collection still traces spec {spec.name!r} in {spec.file}; the limit is {timeout:g} s "
+        "(--pallas-timeout)",
+        verbosity=-1,
+    )
     if session.learns is not None:  # for another process, which watches this one
         alarm, limit = session.observer, limit_of(timeout)
         alarm.begin(DRAWING, timeout, limit=limit)
@@ -302,7 +308,7 @@ def _learn_safely(
         with isolator.history.running(policy.key_of_spec(spec)):
             _learn_here(session, facts, learn, timeout, waiting)
     if facts.fault and facts.problem is None:
-        _say(parent.config, f"spec {spec.name!r} in {spec.file}: {facts.fault}")
+        say(parent.config, f"spec {spec.name!r} in {spec.file}: {facts.fault}", verbosity=-1)
         facts.closed = True
         # Here nothing is traced: this learns which checks need not even that.
         _learn_here(session, facts, learn, timeout, waiting)
@@ -351,28 +357,6 @@ def _learn_apart(
     facts.fault = learned
     if step == DRAWING:
         facts.problem = f"drawing its inputs failed: {learned}"
-
-
-def _say_waiting(config: pytest.Config, spec: KernelSpec, timeout: float) -> None:
-    _say(
-        config,
-        f"collection still traces spec {spec.name!r} in {spec.file}; the limit is {timeout:g} s "
-        "(--pallas-timeout)",
-    )
-
-
-def _say(config: pytest.Config, text: str) -> None:
-    """Print a line, although pytest captures what is printed while it collects a file."""
-    terminal: Any = config.pluginmanager.get_plugin("terminalreporter")
-    capture: Any = config.pluginmanager.get_plugin("capturemanager")
-    if terminal is None or config.get_verbosity() < -1:
-        return
-    if capture is None:
-        terminal.write_line(f"pallas: {text}")
-        return
-    with capture.global_and_fixture_disabled():
-        terminal.ensure_newline()
-        terminal.write_line(f"pallas: {text}")
 
 
 # What can be wrong with a spec, without running its kernel.

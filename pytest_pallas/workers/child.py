@@ -130,8 +130,6 @@ def _call(function: Callable[[bytes], bytes], payload: bytes) -> tuple[bytes, by
     """
     try:
         value = function(payload)
-        if not isinstance(value, bytes):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise TypeError(f"the entry of a worker must return bytes, not {type(value).__name__}")
     except Exception as error:
         return RAISED, _explain(error, frames_of_ours=1)
     return DONE, value

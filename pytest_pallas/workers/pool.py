@@ -15,8 +15,8 @@ import time
 import weakref
 from collections import deque
 from concurrent.futures import Future
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from types import TracebackType
 
 from pytest_pallas.workers.child import DONE, JOB, READY, header
 from pytest_pallas.workers.process import (
@@ -45,7 +45,7 @@ STARTS = 2
 _CLOSING_SECONDS = 15.0
 
 
-class WorkerPool:
+class WorkerPool(AbstractContextManager["WorkerPool"]):
     """Worker processes that start on demand, stay warm, and are killed if they misbehave.
 
     There are at most ``size`` processes. A job goes to an idle worker of its setup, or to a new
@@ -58,12 +58,7 @@ class WorkerPool:
 
         Args:
           size: the maximum number of concurrent jobs.
-
-        Raises:
-          ValueError: ``size`` is below 1.
         """
-        if size < 1:
-            raise ValueError(f"A pool cannot have {size} workers: give at least 1.")
         # The threads use this instead of the pool, so that an unused pool is garbage-collected.
         self._state = _PoolState(size=size)
         self._finalizer = weakref.finalize(self, _stop, self._state)
@@ -82,15 +77,7 @@ class WorkerPool:
 
         Raises:
           RuntimeError: the pool is closed, or was made before this process was forked.
-          TypeError: ``payload`` is not bytes.
-          ValueError: ``timeout`` is not positive.
         """
-        if not isinstance(payload, bytes):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise TypeError(f"The payload of a job must be bytes, not {type(payload).__name__}.")
-        if not timeout > 0:
-            raise ValueError(
-                f"The time limit of a job cannot be {timeout} s: give a positive number."
-            )
         state = self._state
         if state.owner != os.getpid():
             raise RuntimeError("This pool of workers belongs to another process: make a new one.")
@@ -112,15 +99,7 @@ class WorkerPool:
             state.stopping.set()
         _stop(state)
 
-    def __enter__(self) -> WorkerPool:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 

@@ -61,19 +61,6 @@ class WorkerSetup:
     job: str = "a job"
     preloads: tuple[str, ...] = ()
 
-    def __post_init__(self) -> None:
-        module, colon, function = self.entry.partition(":")
-        if not (module and colon and function):
-            raise ValueError(
-                f"The entry of the worker {self.name!r} is {self.entry!r}: write it as "
-                '"module:function".'
-            )
-        if self.memory_bytes is not None and self.memory_bytes <= 0:
-            raise ValueError(
-                f"The memory limit of the worker {self.name!r} is {self.memory_bytes} bytes: give "
-                "a positive number, or None for no limit."
-            )
-
 
 @dataclass(frozen=True, kw_only=True)
 class JobResult:

@@ -92,7 +92,7 @@ OUTSIDE: dict[tuple[str, str], str] = {
     ("pallas_sim/errors.py", "__str__"): "lines are indented",
     ("replay/values.py", "_name_of"): "an address is left out of a repr",
     ("report/drawings.py", "_text"): "a number without its zero",
-    ("report/html.py", "failure"): "lines are shown one by one",
+    ("report/cards.py", "failure"): "lines are shown one by one",
     ("replay/script.py", "_header"): "lines become comments",
     ("replay/script.py", "_bracketed"): "a literal of several lines gets brackets",
     ("pallas_sim/timeline.py", "_order"): "threads in natural order: 10 after 9",
@@ -210,10 +210,9 @@ COLONS = {
     ("options.py", "fleet"): "HOST:PORT, as users write it",
     ("options.py", "distributed"): "I/N@HOST:PORT, as users write it",
     ("pallas_sim/chips.py", "of"): "backend:target, as users write it",
-    ("scaffold_read.py", "_divided"): "module:function, as users write it",
+    ("loading.py", "_divided"): "module:function, as users write it",
     ("pallas_sim/inspector.py", "_places"): "the stop_at that a user gave",
     ("workers/child.py", "_load"): "module:function, the syntax of entry points",
-    ("workers/process.py", "__post_init__"): "module:function, the syntax of entry points",
 }
 
 

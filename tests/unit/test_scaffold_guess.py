@@ -9,9 +9,9 @@ import kernels_to_guess
 import pytest
 
 import pytest_pallas
+from pytest_pallas.loading import LoadedFunction, load
 from pytest_pallas.scaffold import gaps, text_of
 from pytest_pallas.scaffold_guess import Guess, guess
-from pytest_pallas.scaffold_read import LoadedFunction, load
 
 FLOATS = 'dtype=pst.dtypes("float32", "bfloat16")'
 

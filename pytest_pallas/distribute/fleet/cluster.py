@@ -6,7 +6,6 @@ workers, ``Workers`` knows which of them take part, are refused, silent or lost.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import functools
 import importlib.util
@@ -22,12 +21,11 @@ from collections.abc import Callable, Collection, Generator, Iterator, Mapping
 from concurrent.futures import CancelledError, Future, wait
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import urlsplit
 
 from pallas_sim.errors import OptionError, one_line
 from pytest_pallas.decoding import DataError
 from pytest_pallas.distribute.fleet import worker
-from pytest_pallas.distribute.fleet.messages import Answer
+from pytest_pallas.distribute.messages import Answer
 from pytest_pallas.isolate.messages import decoded
 from pytest_pallas.options import FleetPlace
 from pytest_pallas.pytest_session import FleetFacts
@@ -127,17 +125,16 @@ class DaskCluster:
                 processes=True,
                 dashboard_address=None,
                 silence_logs=logging.CRITICAL,
-                preload=["pytest_pallas.distribute.fleet.local_process"],
+                preload=[worker.__name__],
             )
             # Dask sets variables for its workers in this process, and leaves them there.
             after = dict(os.environ)
             changed = {name for name in after if after[name] != before.get(name)}
             self._close.callback(_restore, {name: before.get(name) for name in changed})
             self._close.callback(_closed, address)
+        connect = functools.partial(Client, address, timeout=CONNECT_SECONDS, set_as_default=False)
         try:
-            if self.location.address:
-                _require_scheduler(self.location.address)
-            client = Client(address, timeout=CONNECT_SECONDS, set_as_default=False)
+            client = _within(2 * CONNECT_SECONDS, connect)
         except Exception as error:  # of any type: something else may listen there
             raise OptionError(
                 f"--pallas-fleet={self.location}: no Dask scheduler can be reached there within "
@@ -394,19 +391,6 @@ class Workers:
 # The connection in detail.
 
 
-def _require_scheduler(address: str) -> None:
-    """Find out within the time limit whether a scheduler answers: Dask's client waits longer.
-
-    Raises:
-      Exception: none does.
-    """
-    try:
-        identity = asyncio.wait_for(_identity(address), CONNECT_SECONDS)
-        _within(2 * CONNECT_SECONDS, lambda: asyncio.run(identity))
-    except TimeoutError:
-        raise TimeoutError("no answer") from None
-
-
 def _within[T](seconds: float, function: Callable[[], T]) -> T:
     """Return what a function returns, in a thread: some functions of Dask wait for ever.
 
@@ -429,21 +413,6 @@ def _within[T](seconds: float, function: Callable[[], T]) -> T:
     if not future.done():
         raise TimeoutError(f"it does not answer within {seconds:g} s")
     return future.result()
-
-
-async def _identity(address: str) -> None:
-    from distributed.comm.core import connect
-    from distributed.security import Security
-
-    parts = urlsplit(address)
-    if parts.scheme in ("tcp", "tls"):  # a closed port fails at once; Dask would try it again
-        _, writer = await asyncio.open_connection(parts.hostname, parts.port)
-        writer.close()
-    options: Any = Security().get_connection_args("client")
-    comm = await connect(address, timeout=CONNECT_SECONDS, **options)
-    await comm.write({"op": "identity", "reply": True})
-    await comm.read()
-    comm.abort()
 
 
 def _restore(variables: Mapping[str, str | None]) -> None:

@@ -21,17 +21,24 @@ import pytest
 
 from pallas_sim.errors import OptionError
 from pytest_pallas.backends.protocol import label
+from pytest_pallas.compat.testing import say
 from pytest_pallas.decoding import DataError
 from pytest_pallas.distribute.fleet import worker
 from pytest_pallas.distribute.fleet.cluster import CLOSED, ClusterLostError, DaskCluster, Workers
-from pytest_pallas.distribute.fleet.ledger import KeptResults, KernelGroup, Ledger, Parts, Sent
-from pytest_pallas.distribute.fleet.messages import (
+from pytest_pallas.distribute.fleet.ledger import (
+    KeptResults,
+    KernelGroup,
+    Ledger,
+    Parts,
+    ResultReplayer,
+    Sent,
+)
+from pytest_pallas.distribute.messages import (
     Answer,
     FleetTask,
     RunSetup,
     TestResult,
 )
-from pytest_pallas.distribute.fleet.results import ResultReplayer
 from pytest_pallas.distribute.parts import divisible, keep_examples
 from pytest_pallas.distribute.shards import scope_of
 from pytest_pallas.isolate.isolator import isolator_of
@@ -146,7 +153,7 @@ class FleetRunner:
             self.cluster,
             self.facts,
             setup=self.setup,
-            say=partial(_say, self.config),
+            say=lambda text: say(self.config, f"fleet: {text}"),
             silence=self.silence,
         )
         self.alone_since = time.monotonic()
@@ -445,14 +452,6 @@ class FleetRunner:
         progress: Progress | None = self.config.pluginmanager.get_plugin("pallas-progress")
         if progress is not None:
             progress.tick()
-
-
-def _say(config: pytest.Config, text: str) -> None:
-    """Print a line, unless ``-q``."""
-    reporter: Any = config.pluginmanager.get_plugin("terminalreporter")
-    if reporter is not None and config.get_verbosity() >= 0:
-        reporter.ensure_newline()
-        reporter.write_line(f"pallas: fleet: {text}")
 
 
 def _seconds(variable: str, default: float) -> float:

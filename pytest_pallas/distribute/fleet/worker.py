@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pytest_pallas.distribute.fleet.messages import (
+from pytest_pallas.distribute.messages import (
     Answer,
     FleetTask,
     RunSetup,
@@ -37,6 +37,15 @@ _COMPARISON = 60.0
 
 #: Limit on the size of a file that goes to the controller, in bytes.
 _MOST_BYTES = 256 * 2**20
+
+
+def dask_setup(worker: object) -> None:
+    """Leave the terminal's process group in a worker of ``local:N``: Ctrl-C is the controller's.
+
+    Dask loads this module there before it starts.
+    """
+    del worker
+    os.setpgrp()
 
 
 def greet(setup: bytes) -> bytes:

@@ -17,12 +17,11 @@ import pytest
 
 from pallas_sim.errors import PallasError, explanation_of, first_line
 from pytest_pallas.coverage import reached_to_json
-from pytest_pallas.distribute.gang.messages import BECAUSE, TestEnd
-from pytest_pallas.distribute.reports import new_report, put_records, record_explanation
+from pytest_pallas.distribute.messages import BECAUSE, TestEnd, new_report, put_records
 from pytest_pallas.isolate.messages import StepNote, reports_by_phase
 from pytest_pallas.isolate.supervise import error_of
 from pytest_pallas.pytest_session import RAISED_ON, RECORDS, STATUS
-from pytest_pallas.record import Host, Note, Record, error_fields, reached_by
+from pytest_pallas.record import Host, Note, Record, error_fields, reached_by, record_explanation
 from pytest_pallas.report.collect import records_of
 from pytest_pallas.workers.process import JobResult
 

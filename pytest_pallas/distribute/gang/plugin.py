@@ -39,7 +39,7 @@ from pytest_pallas.distribute.gang.merging import (
     failed_report,
     merged_reports,
 )
-from pytest_pallas.distribute.gang.messages import (
+from pytest_pallas.distribute.messages import (
     ENTRY,
     MODULE,
     STEPS,
@@ -48,7 +48,6 @@ from pytest_pallas.distribute.gang.messages import (
     Start,
     StartFailure,
     TestEnd,
-    of_host,
 )
 from pytest_pallas.errors import GangError
 from pytest_pallas.isolate.messages import StepNote, decoded, encoded, warning_of
@@ -451,7 +450,7 @@ class GangProcesses:
                 if until is None and host not in self._store.live():
                     raise GangError(self._absent(host, "has gone: nothing was heard of it"))
             try:
-                lists += of_host(kind, body)
+                lists += decoded(list[kind], body)
             except DataError as error:
                 raise GangError(self._absent(host, f"sent what cannot be read: {error}")) from None
         return lists

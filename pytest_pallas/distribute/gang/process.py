@@ -22,7 +22,7 @@ from typing import Any
 
 import pytest
 
-from pallas_sim.errors import OptionError, PallasError
+from pallas_sim.errors import PallasError
 from pytest_pallas.backends.ending import longest
 from pytest_pallas.backends.processes import agree, begin_scope, end_scope
 from pytest_pallas.backends.protocol import label
@@ -32,7 +32,7 @@ from pytest_pallas.compat.fuzzing import (
     hypothesis_settings,
     set_hypothesis_settings,
 )
-from pytest_pallas.distribute.gang.messages import (
+from pytest_pallas.distribute.messages import (
     BECAUSE,
     Collected,
     RunTest,
@@ -42,7 +42,6 @@ from pytest_pallas.distribute.gang.messages import (
 from pytest_pallas.errors import GangError, PeerError, facts_of
 from pytest_pallas.isolate.messages import StepNote, decoded, encoded, plain_reports
 from pytest_pallas.isolate.worker import WorkerSession
-from pytest_pallas.options import Options
 from pytest_pallas.pytest_session import current
 from pytest_pallas.run.agreement import SharedFailureError, of_all
 
@@ -125,7 +124,10 @@ class GangSession(WorkerSession):
             backends=[label(backend) for backend in state.selection.backends],
             not_applicable=list(state.not_applicable.values()),
             shard=(state.shard_line, state.empty_shard),
-            timeout=max((_options_of(item).timeout for item in items), default=0.0),
+            timeout=max(
+                (current(item.config).usual_options_for(item).timeout for item in items),
+                default=0.0,
+            ),
         )
 
     def _difference(self, nodeids: Sequence[str], seconds: float) -> str:
@@ -149,7 +151,7 @@ class GangSession(WorkerSession):
         """Run a test together with all other processes, and return how it ended in this one."""
         end = TestEnd(process=self._process, host=socket.gethostname())
         item = self.items[request.nodeid]
-        timeout = _options_of(item).timeout
+        timeout = current(item.config).usual_options_for(item).timeout
         self.alarm.begin("the start of the test", timeout)
         limit = PART * longest(timeout)
         begin_scope(request.key)
@@ -169,18 +171,6 @@ class GangSession(WorkerSession):
         else:
             end_scope(outcome)
         return dataclasses.replace(end, **vars(reply))
-
-
-def _options_of(item: pytest.Item) -> Options:
-    """Return the options of a test, or those of the session if its mark is wrong.
-
-    The set-up of the test reports the wrong mark.
-    """
-    state = current(item.config)
-    try:
-        return state.options_for(item)
-    except OptionError:
-        return state.options
 
 
 def _outcome(reports: Sequence[pytest.TestReport]) -> str:
@@ -212,7 +202,7 @@ class _GangHooks:
 
         The wrappers of that error are for Hypothesis; reports must show the error itself.
         """
-        options = _options_of(item)
+        options = current(item.config).usual_options_for(item)
         keep_in_step(item, seed=options.seed, seconds=PART * longest(options.timeout))
         try:
             return (yield)

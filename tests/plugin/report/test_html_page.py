@@ -15,7 +15,8 @@ from pytest_pallas.compile.costs import RecordedCost
 from pytest_pallas.record import Record
 from pytest_pallas.report import html as html_page
 from pytest_pallas.report import html as kernels
-from pytest_pallas.report.html import failure, page
+from pytest_pallas.report.cards import failure
+from pytest_pallas.report.html import page
 
 VOID = {"meta", "link", "br", "img", "input", "hr"}
 

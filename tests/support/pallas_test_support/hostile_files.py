@@ -32,7 +32,7 @@ from pytest_pallas.checks.oracle_strength import Attempt, Evidence, oracle_stren
 from pytest_pallas.compile import costs
 from pytest_pallas.decoding import DataError, shown
 from pytest_pallas.distribute import merge as merging
-from pytest_pallas.distribute.fleet.messages import TestResult
+from pytest_pallas.distribute.messages import TestResult
 from pytest_pallas.distribute.parts import result_of
 from pytest_pallas.distribute.resume import records_by_test, reports_of, require_readable
 from pytest_pallas.draw.arguments import Arguments
@@ -53,6 +53,7 @@ from pytest_pallas.replay.goldens import (
     load_example,
 )
 from pytest_pallas.replay.values import digest, read, write
+from pytest_pallas.report.files import document
 from pytest_pallas.report.html import page
 from pytest_pallas.report.summary import summary
 from pytest_pallas.report.terminal import count_distinct
@@ -395,7 +396,7 @@ class Readers:
     def _results(self, path: Path) -> None:
         found = read_results(path)
         merged = merging.merge([found])
-        "".join(merging.document(merged.whole))
+        "".join(document(merged.whole))
         read_earlier(path)
         done_of(found)
         with contextlib.suppress(DataError):

@@ -55,10 +55,6 @@ def fail(payload: bytes) -> bytes:
     raise ValueError(payload.decode())
 
 
-def text(payload: bytes) -> bytes:
-    return "not bytes"  # pyright: ignore[reportReturnType]
-
-
 def print_everywhere(payload: bytes) -> bytes:
     print("printed", payload.decode())  # noqa: T201
     print("complained", file=sys.stderr)  # noqa: T201

@@ -44,11 +44,9 @@ class Noting:
     def __init__(self):
         self.told = []
 
-    def traced(self, call, jaxpr, kernels):
-        self.told.append(("traced", jaxpr is not None, [kernel.name for kernel in kernels]))
-
-    def simulated(self, call, jaxpr, kernels):
-        self.told.append(("simulated", jaxpr is not None, [kernel.name for kernel in kernels]))
+    def traced(self, call, jaxpr, kernels, *, simulated=False):
+        how = "simulated" if simulated else "traced"
+        self.told.append((how, jaxpr is not None, [kernel.name for kernel in kernels]))
 
     def ended(self, call):
         self.told.append("ended")
@@ -565,7 +563,7 @@ class TestWhatIsFound:
 class Kept(Noting):
     """Keeps the program, too."""
 
-    def simulated(self, call, jaxpr, kernels):
+    def traced(self, call, jaxpr, kernels, *, simulated=False):
         self.jaxpr = jaxpr
 
 

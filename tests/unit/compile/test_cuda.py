@@ -14,6 +14,7 @@ from pallas_test_support import gpu_programs
 
 from pytest_pallas.compile import cuda
 from pytest_pallas.compile.service import CompileReport, CompileRequest
+from pytest_pallas.decoding import decode, json_of, parse
 from reference_kernels.mosaic_gpu.tma_copy_add import tma_copy_add
 
 needs_compilers = pytest.mark.skipif(cuda.missing() is not None, reason=str(cuda.missing()))
@@ -49,7 +50,7 @@ def compiled(folder, target, programs, *, everything=False):
         (folder / f"{name}-dump").mkdir()
         dump = str(folder / f"{name}-dump") if everything else ""
         request = CompileRequest(target=target, module=module, dump=dump)
-        (folder / name).write_bytes(request.encode())
+        (folder / name).write_bytes(json_of(request))
     environment = cuda.environment(scratch, target=target, everything=everything)
     # As the supervisor does it: a file that is appended to.
     with (folder / "output").open("ab") as output:
@@ -62,7 +63,7 @@ def compiled(folder, target, programs, *, everything=False):
             timeout=60,
         )
     replies = {
-        name: CompileReport.decode((folder / f"{name}.reply").read_bytes())
+        name: decode(CompileReport, parse((folder / f"{name}.reply").read_bytes()))
         for name in programs
         if (folder / f"{name}.reply").exists()
     }
@@ -248,7 +249,7 @@ def test_too_much_shared_memory_of_a_mosaic_kernel_is_refused_before_that():
 
 def test_each_missing_part_is_named_with_what_to_install(monkeypatch):
     versions = {"jaxlib": "0.12.0", "jax-cuda13-plugin": "0.12.0", "jax-cuda13-pjrt": "0.12.0"}
-    monkeypatch.setattr(cuda, "_installed", versions.get)
+    monkeypatch.setattr(cuda, "installed_version", versions.get)
     versions["jax-cuda13-pjrt"] = "0.11.2"
     assert cuda.missing() == (
         "jax-cuda13-pjrt is 0.11.2 but jaxlib is 0.12.0, and they must be the same; "

@@ -179,6 +179,6 @@ def test_an_answer_that_cannot_be_read_is_an_error_and_no_endless_wait(make, mon
     def unreadable(data):
         raise ValueError("no JSON")
 
-    monkeypatch.setattr(services.CompileReport, "decode", staticmethod(unreadable))
+    monkeypatch.setattr(services, "parse", unreadable)
     with pytest.raises(PallasError, match="answer cannot be read: ValueError: no JSON"):
         make().compile()

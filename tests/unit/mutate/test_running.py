@@ -12,7 +12,7 @@ import pytest
 from pallas_sim.compat.source import Spot
 from pallas_sim.errors import KernelError, OptionError
 from pytest_pallas import CrashError, EquivalentMutant
-from pytest_pallas.decoding import jsonable
+from pytest_pallas.decoding import decode, jsonable
 from pytest_pallas.mutate import Mutant
 from pytest_pallas.mutate.runner import (
     ELSEWHERE,
@@ -21,7 +21,6 @@ from pytest_pallas.mutate.runner import (
     KilledBy,
     MutantRun,
     died_of_a_mutant,
-    from_json,
     merge_verdicts,
     read_earlier,
     sampled,
@@ -31,6 +30,7 @@ from pytest_pallas.mutate.runner import (
     unknown,
     with_marks,
 )
+from pytest_pallas.record import MutantVerdict
 
 
 def mutant(operator, line, change="changed"):
@@ -223,7 +223,7 @@ def test_a_mark_may_name_the_line_that_calls():
         both, lambda _: MutantRun(None, 8), journal=Journal(), equivalents=(mark,)
     )
     assert [each.status for each in verdicts] == ["survived", "equivalent"]
-    assert from_json(json.loads(json.dumps(jsonable(verdicts[1])))) == verdicts[1]
+    assert decode(MutantVerdict, json.loads(json.dumps(jsonable(verdicts[1])))) == verdicts[1]
 
 
 def test_a_mark_of_a_mutant_that_was_caught_is_stale():
@@ -244,7 +244,7 @@ def test_the_score_is_of_mutants_that_were_caught_or_survived():
     verdicts = _run_mutants(MANY[:3], lambda _: next(results), journal=Journal())
     assert score(verdicts) == 50.0
     assert score(verdicts[2:]) is None
-    assert [from_json(jsonable(verdict)) for verdict in verdicts] == verdicts
+    assert decode(list[MutantVerdict], jsonable(verdicts)) == verdicts
 
 
 def test_kills_of_earlier_specs_count_after_all():

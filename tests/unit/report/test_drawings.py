@@ -15,23 +15,25 @@ from pallas_test_support.report_samples import GRID, HOSTILE, RACE, WAITS, error
 
 from pallas_sim.findings import Owner, Wait
 from pytest_pallas.record import Record
+from pytest_pallas.report.cards import failure
+from pytest_pallas.report.charts import (
+    against_dims,
+    histogram,
+    share,
+    slots,
+    stacked,
+    without_overlap,
+)
 from pytest_pallas.report.drawings import (
     LEVELS,
     Matrix,
-    against_dims,
     graph,
     grid,
     heat,
-    histogram,
     lower,
-    share,
     short_number,
-    slots,
-    stacked,
     timeline,
-    without_overlap,
 )
-from pytest_pallas.report.html import failure
 from pytest_pallas.report.pictures import level
 
 ERRORS = error_pictures()

@@ -16,7 +16,7 @@ from pytest_pallas.checks.context import CheckContext
 from pytest_pallas.checks.verdict import Failure
 from pytest_pallas.draw.arguments import Arguments
 from pytest_pallas.errors import facts_of
-from pytest_pallas.report.traces import TraceReporter, failing_run
+from pytest_pallas.report.files import TraceReporter, failing_run
 
 
 @pytest.fixture

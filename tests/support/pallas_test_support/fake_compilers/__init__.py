@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from pytest_pallas.compile.service import compiled_report
+from pytest_pallas.decoding import json_of
 
 CUSTOM_CALLS = ("tpu_custom_call",)
 
@@ -30,4 +31,4 @@ def flags() -> str:
 
 def good_reply() -> bytes:
     """What a compiler answers that found nothing wrong."""
-    return compiled_report("v6e", (), kernel_calls=1, code_bytes=1000).encode()
+    return json_of(compiled_report("v6e", (), kernel_calls=1, code_bytes=1000))

@@ -7,6 +7,7 @@ from typing import Any
 
 from pallas_test_support.fake_compilers import flags, good_reply, version
 from pytest_pallas.compile.service import CompileReport, CompileRequest
+from pytest_pallas.decoding import decode, json_of, parse
 
 __all__ = ["ENTRY", "compile_payload", "environment", "flags", "version"]
 
@@ -22,7 +23,7 @@ def environment(
 
 def compile_payload(payload: bytes) -> bytes:
     """Note it in a file named by the process; refuse, abort or accept."""
-    request = CompileRequest.decode(payload)
+    request = decode(CompileRequest, parse(payload))
     with Path(os.environ["FAKE_NOTES"], str(os.getpid())).open("a") as notes:
         notes.write(f"{request.module.decode()} {request.target} {request.devices}\n")
     if request.dump:
@@ -32,7 +33,7 @@ def compile_payload(payload: bytes) -> bytes:
             report = CompileReport(
                 target=request.target, status="refused", text="no such instruction"
             )
-            return report.encode()
+            return json_of(report)
         case b"abort":
             os.abort()
         case b"raise":

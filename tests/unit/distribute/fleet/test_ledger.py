@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pytest_pallas.distribute.fleet.ledger import TRIES, Ledger, Parts
-from pytest_pallas.distribute.fleet.messages import TestResult as Result
+from pytest_pallas.distribute.messages import TestResult as Result
 from pytest_pallas.distribute.parts import Division
 from pytest_pallas.pytest_session import Part
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pytest_pallas.distribute.fleet.cluster import CLOSED, Ended, WorkerInfo, Workers
-from pytest_pallas.distribute.fleet.messages import Answer
+from pytest_pallas.distribute.messages import Answer
 from pytest_pallas.isolate.messages import encoded
 from pytest_pallas.pytest_session import FleetFacts
 

@@ -6,8 +6,8 @@ import json
 import math
 import warnings
 
-from pytest_pallas.distribute.fleet.messages import Answer, FleetTask
-from pytest_pallas.distribute.fleet.messages import TestResult as Result
+from pytest_pallas.distribute.messages import Answer, FleetTask
+from pytest_pallas.distribute.messages import TestResult as Result
 from pytest_pallas.isolate.messages import (
     Difference,
     PlainWarning,

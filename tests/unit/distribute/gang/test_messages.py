@@ -1,12 +1,11 @@
 """Messages between hosts."""
 
-from pytest_pallas.distribute.gang.messages import (
+from pytest_pallas.distribute.messages import (
     Collected,
     StartFailure,
     TestEnd,
-    of_host,
 )
-from pytest_pallas.isolate.messages import encoded
+from pytest_pallas.isolate.messages import decoded, encoded
 from pytest_pallas.workers.process import JobResult
 
 #: A report of pytest as plain values.
@@ -32,12 +31,12 @@ def test_messages_are_the_same_after_json():
         TestEnd(process=0, host="h", reports=[REPORT], exit=("enough", 3)),
         TestEnd(process=1, host="h", reports=[], died=died, stopped=True, absent="nobody"),
     ]
-    assert of_host(str, encoded(["host"])) == ["host"]
-    assert of_host(Collected | StartFailure, encoded(starts)) == starts
-    assert of_host(TestEnd, encoded(ends)) == ends
+    assert decoded(list[str], encoded(["host"])) == ["host"]
+    assert decoded(list[Collected | StartFailure], encoded(starts)) == starts
+    assert decoded(list[TestEnd], encoded(ends)) == ends
 
 
 def test_what_json_has_no_form_for_becomes_its_repr():
     reports = [{**REPORT, "user_properties": [["a", 1j]]}]
-    [end] = of_host(TestEnd, encoded([TestEnd(process=0, host="h", reports=reports)]))
+    [end] = decoded(list[TestEnd], encoded([TestEnd(process=0, host="h", reports=reports)]))
     assert end.reports[0]["user_properties"] == [["a", "1j"]]

@@ -6,7 +6,7 @@ import pytest
 
 from pytest_pallas.distribute.gang import process
 from pytest_pallas.distribute.gang.merging import merged_reports
-from pytest_pallas.distribute.gang.messages import BECAUSE, TestEnd
+from pytest_pallas.distribute.messages import BECAUSE, TestEnd
 from pytest_pallas.distribute.resume import EndedTests
 from pytest_pallas.isolate.messages import StepNote
 from pytest_pallas.isolate.worker import Alarm
