@@ -81,7 +81,9 @@ def overflows(
 
 
 def narrow_values(call: KernelCall, grid: Sequence[int | None]) -> list[NarrowValue]:
-    """List the values of a kernel's body in int8, int16 and their like, whose range is known.
+    """List the positions in int8, int16 and their like, in a kernel's body and its index maps.
+
+    Those whose range is known.
 
     Args:
       call: a ``pallas_call``.
@@ -90,8 +92,13 @@ def narrow_values(call: KernelCall, grid: Sequence[int | None]) -> list[NarrowVa
     assert call.facts is not None
     counted = [size for axis, size in enumerate(grid) if axis not in call.facts.vmapped]
     values: list[NarrowValue] = []
+    walk = _RangeWalk(counted, values)
     jaxpr, _ = open_jaxpr(call.eqn.params["jaxpr"])
-    _RangeWalk(counted, values).outputs(jaxpr, [None] * len(jaxpr.invars))
+    walk.outputs(jaxpr, [None] * len(jaxpr.invars))
+    point = [None if size is None else (0, max(size - 1, 0)) for size in grid]
+    for block in (*call.facts.inputs, *call.facts.outputs):
+        index_map, _ = open_jaxpr(block.index_map)
+        walk.outputs(index_map, [*point, *[None] * (len(index_map.invars) - len(point))])
     return values
 
 
@@ -174,8 +181,10 @@ class _RangeWalk:
         inputs: list[Range] = [*operands[:consts], *[None] * (len(operands) - consts)]
         for position in range(consts, consts + carried):
             start = operands[position]
-            if start is not None and _counts(body, position, position - consts):
-                inputs[position] = (start[0], start[1] + steps)
+            step = _step(body, position, position - consts)
+            if start is not None and step is not None:
+                ends = (start[0] + step * steps, start[1] + step * steps)
+                inputs[position] = _union([start, ends])
         self.outputs(body, inputs)
         return [None] * len(eqn.outvars)
 
@@ -187,7 +196,7 @@ class _RangeWalk:
         carried = list(operands[first + second :])
         inside: list[Range] = [None] * len(carried)
         for number, start in enumerate(carried):
-            if start is None or not _counts(body, second + number, number):
+            if start is None or _step(body, second + number, number) != 1:
                 continue
             for test in condition.eqns:
                 left, right = test.invars if test.primitive.name == "lt" else (None, None)
@@ -208,18 +217,16 @@ class _RangeWalk:
         return None if known is None else known[1]
 
 
-def _counts(body: Any, position: int, output: int) -> bool:
-    """Return whether a carried value is itself plus 1 after an iteration."""
+def _step(body: Any, position: int, output: int) -> int | None:
+    """Return what an iteration adds to a carried value; None if that is not a constant."""
     before, after = body.invars[position], body.outvars[output]
-    return any(
-        eqn.primitive.name == "add"
-        and eqn.outvars[0] is after
-        and eqn.invars[0] is before
-        and is_literal(eqn.invars[1])
-        and np.ndim(eqn.invars[1].val) == 0
-        and int(eqn.invars[1].val) == 1
-        for eqn in body.eqns
-    )
+    for eqn in body.eqns:
+        if eqn.primitive.name != "add" or eqn.outvars[0] is not after:
+            continue
+        added = eqn.invars[1]
+        if eqn.invars[0] is before and is_literal(added) and np.ndim(added.val) == 0:
+            return int(added.val)
+    return None
 
 
 def _union(ranges: Sequence[Range]) -> Range:
