@@ -570,8 +570,8 @@ _LONG_DIMS = 2
 
 
 #: So many elements of a block are few enough for every chip: a TPU has several such blocks, Triton
-#: refuses larger ones.
-_SMALL_BLOCK = 2**19
+#: refuses larger ones. A row takes whole registers of a TPU, of 128 lanes.
+_SMALL_BLOCK, _LANES = 2**19, 128
 
 
 def _is_cheap(kernel: KernelCall) -> bool:
@@ -579,6 +579,9 @@ def _is_cheap(kernel: KernelCall) -> bool:
     if facts is None or _programs(kernel) > _FEW_PROGRAMS:
         return False
     operands = (*facts.inputs, *facts.outputs)
-    sizes = (math.prod(size or 1 for _, size, _ in block.dims) for block in operands)
+    shapes = ([size or 1 for _, size, _ in block.dims] for block in operands)
+    sizes = (
+        math.prod((*shape[:-1], -(-shape[-1] // _LANES) * _LANES)) for shape in shapes if shape
+    )
     small = max(sizes, default=0) <= _SMALL_BLOCK
     return small and not kernel.asynchronous and loops.isdisjoint(kernel.primitives)

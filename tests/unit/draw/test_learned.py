@@ -143,6 +143,15 @@ class TestLongAxes:
         assert self.long(lambda x: pl.pallas_call(double, x)(x)) == ("n", 2**16)
         assert self.long(lambda x: pl.pallas_call(rows, x)(x)) is None
 
+    def test_a_long_column_takes_much_of_a_tpus_memory(self):
+        """A row of one element takes a register of 128 lanes."""
+
+        def double(x, out):
+            out[...] = x[...] * 2
+
+        inputs = pst.arrays("m 1", dtype="float32")
+        assert self.long(lambda x: pl.pallas_call(double, x)(x), inputs) is None
+
     def test_a_python_loop_over_the_rows_is_not_unrolled_thousands_of_times(self):
         traced = []
 
