@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from pallas_sim.compat.grids import grid_facts
 from pallas_sim.compat.jaxprs import is_literal, is_reference, open_jaxpr, scan_parts, sub_jaxprs
 
 #: What a value depends on: ``("program_id", axis)``, ``("num_programs", axis)``, ``("scalar",
@@ -113,6 +114,7 @@ class KernelConditions:
           sizes: of the grid that the body sees, or of the axes of its mesh.
         """
         self.sizes = tuple(sizes)
+        self._kernel = kernel
         self._frames: dict[int, list[_CalledJaxpr]] = {}
         self._values: dict[tuple[int, int], Interval] = {}
         self._inner: dict[tuple[int, int], list[_CalledJaxpr]] = {}
@@ -165,14 +167,11 @@ class KernelConditions:
         for number, (var, start, end) in enumerate(carries):
             if number == carried:
                 break
-            if _is_next(frame, var, end):
-                first = self.value(start, outer)
-                last = first.high + max(length - 1, 0)
-                frame.known[var] = counting(first.low, last, ("loop", 0))
-            elif end is var:
+            if end is var:
                 frame.bind([var], [start], outer)
             else:
-                frame.known[var] = replace(self.value(start, outer), **_CARRIED)
+                step = _step(frame, var, end)
+                frame.known[var] = _carried(self.value(start, outer), step, length)
 
     def _bind_while(
         self, eqn: Any, condition: _CalledJaxpr, body: _CalledJaxpr, outer: _CalledJaxpr
@@ -183,32 +182,16 @@ class KernelConditions:
         starts = eqn.invars[first + second :]
         inside = body.jaxpr.invars[second:]
         tested = condition.jaxpr.invars[first:]
-        bound = self._bound_of(eqn, condition, tested, inside, body, outer)
+        bounds = self._bounds(eqn, condition, tested, inside, body, outer)
+        rounds = math.inf if bounds is None else bounds[1].high - bounds[0].low
         for var, test, start, end in zip(inside, tested, starts, body.jaxpr.outvars, strict=True):
             if end is var:
                 body.bind([var], [start], outer)
                 condition.bind([test], [start], outer)
                 continue
-            value = self.value(start, outer)
-            if _is_next(body, var, end):
-                high = math.inf if bound is None else bound - 1
-                body.known[var] = counting(value.low, max(high, value.low), ("loop", 0))
-                condition.known[test] = counting(value.low, high + 1, ("loop", 0))
-            else:
-                body.known[var] = condition.known[test] = replace(value, **_CARRIED)
-
-    def _bound_of(
-        self,
-        eqn: Any,
-        condition: _CalledJaxpr,
-        tested: Sequence[Any],
-        inside: Sequence[Any],
-        body: _CalledJaxpr,
-        outer: _CalledJaxpr,
-    ) -> float | None:
-        """Return the largest value of the bound that the counter of a loop is compared with."""
-        bounds = self._bounds(eqn, condition, tested, inside, body, outer)
-        return None if bounds is None else bounds[1].high
+            value, step = self.value(start, outer), _step(body, var, end)
+            body.known[var] = _carried(value, step, rounds)
+            condition.known[test] = _carried(value, step, rounds + 1)
 
     def _bounds(
         self,
@@ -228,7 +211,7 @@ class KernelConditions:
         if is_literal(counter) or counter not in tested:
             return None
         number = tested.index(counter)
-        if not _is_next(body, inside[number], body.jaxpr.outvars[number]):
+        if _step(body, inside[number], body.jaxpr.outvars[number]) != 1:
             return None
         if not is_literal(bound) and bound in tested:
             at = tested.index(bound)
@@ -248,15 +231,30 @@ class KernelConditions:
             value = self._values[key] = _held(self._computed(atom, frame), atom.aval)
         return value
 
-    def results(self) -> Iterator[tuple[Any, Any, Interval]]:
-        """Yield each result of an equation of the kernel, before its dtype makes it wrap around.
+    def results(self, grid: Sequence[int | None]) -> Iterator[tuple[Any, Any, Interval]]:
+        """Yield each value that a ``pallas_call`` computes, before its dtype wraps it around.
 
-        That is the equation, the variable, and what is known.
+        That is its equation, or one that uses what a loop carries, the variable, and what is known;
+        also in its index maps.
+
+        Args:
+          grid: its sizes, with those of axes that the body does not see.
         """
+        facts = grid_facts(self._kernel)
+        for block in (*facts.inputs, *facts.outputs):
+            index_map = _CalledJaxpr(open_jaxpr(block.index_map)[0])
+            for axis, (var, size) in enumerate(zip(index_map.jaxpr.invars, grid, strict=False)):
+                most = math.inf if size is None else max(size - 1, 0)
+                index_map.known[var] = counting(0, most, ("program_id", axis))
+            self._enter(index_map, 0)
         for frame in dict.fromkeys(frame for frames in self._frames.values() for frame in frames):
             for eqn in frame.jaxpr.eqns:
                 for var in eqn.outvars:
                     yield eqn, var, self._result(eqn, var, frame)
+                for var in frame.known.keys() & {
+                    atom for atom in eqn.invars if not is_literal(atom)
+                }:
+                    yield eqn, var, frame.known[var]
 
     def _computed(self, atom: Any, frame: _CalledJaxpr) -> Interval:
         known = frame.known.get(atom)
@@ -392,17 +390,23 @@ def _inputs(kernel: Any, jaxpr: Any) -> dict[Any, Interval]:
     return inputs
 
 
-def _is_next(frame: _CalledJaxpr, var: Any, end: Any) -> bool:
-    """Return whether a loop adds 1 to a value that it carries."""
+def _step(frame: _CalledJaxpr, var: Any, end: Any) -> int | None:
+    """Return the constant that each round of a loop adds to a value that it carries, or None."""
     eqn = None if is_literal(end) else frame.definitions.get(end)
-    if eqn is None or eqn.primitive.name != "add":
-        return False
-    steps = [atom.val for atom in eqn.invars if is_literal(atom)]
-    return any(atom is var for atom in eqn.invars) and len(steps) == 1 and steps[0] == 1
+    if eqn is None or eqn.primitive.name != "add" or not any(atom is var for atom in eqn.invars):
+        return None
+    steps = [_literal(atom.val).constant for atom in eqn.invars if is_literal(atom)]
+    return int(steps[0]) if len(steps) == 1 and steps[0] not in (None, 0) else None
 
 
-#: What becomes of the first value of something that a loop changes.
-_CARRIED: dict[str, Any] = {"low": -math.inf, "high": math.inf, "source": None, "turns": True}
+def _carried(first: Interval, step: int | None, rounds: float) -> Interval:
+    """Return the interval of what a loop of so many rounds carries and adds a step to."""
+    if step is None:
+        return replace(first, low=-math.inf, high=math.inf, source=None, turns=True, test=None)
+    added = step * max(rounds - 1, 0)
+    source = ("loop", 0)
+    low, high = min(first.low, first.low + added), max(first.high, first.high + added)
+    return Interval(low, high, (source,), source if step == 1 else None)
 
 
 def _is_float(aval: Any) -> bool:

@@ -127,7 +127,7 @@ class Session:
     #: Drawn calls for compiling backends, by spec and count; see ``run.drawn``.
     drawn: LastUsed[tuple[Any, ...]] = field(default_factory=lambda: LastUsed(64))
     #: Sizes of blocks by dim, for the specs that ran; see ``run.backends.adapted``.
-    tiles: dict[Any, tuple[dict[str, tuple[int, ...]], int, str]] = field(
+    tiles: dict[Any, tuple[dict[str, tuple[int, ...]], int, tuple[str, int] | None]] = field(
         default_factory=dict[Any, Any]
     )
     #: The meshes that specs draw, by spec and backend; see ``run.backends.inputs_on``.

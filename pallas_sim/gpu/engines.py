@@ -64,10 +64,11 @@ def refills(thread: GpuThread, *, of_jax: bool) -> bool:
 
     Args:
       thread: that starts it.
-      of_jax: whether a pipeline of JAX's starts it, where the kernel cannot put a fence.
+      of_jax: whether a pipeline of JAX's starts it. There the kernel can put a fence only if it
+        releases the buffer itself (``manual_consumed_barriers``).
     """
     fences = thread.machine.read_fences
-    return fences == "all" or (fences == "kernel" and not of_jax)
+    return fences == "all" or (fences == "kernel" and (thread.released or not of_jax))
 
 
 def start(

@@ -236,6 +236,7 @@ class Barrier:
       waiting: the tasks that wait for it.
       of_hardware: whether it is one of the 16 that a block has by number, and not in shared memory:
         it counts threads, and a wait does not end by parity.
+      of_kernel: whether the kernel has arrived at it, and not only a pipeline of JAX's.
     """
 
     name: str
@@ -252,6 +253,7 @@ class Barrier:
     waits: dict[tuple[int, int], int] = field(default_factory=dict)
     waiting: list[Task] = field(default_factory=list)
     of_hardware: bool = False
+    of_kernel: bool = False
 
     def __post_init__(self) -> None:
         """Begin the first phase."""
@@ -419,6 +421,7 @@ class GpuThread(Thread):
       stores: its copies to global memory.
       loads: its ``cp.async`` copies.
       products: its ``wgmma`` operations.
+      released: whether its last wait was one of JAX's, for arrivals of the kernel.
     """
 
     block: ThreadBlock
@@ -430,6 +433,7 @@ class GpuThread(Thread):
     stores: OperationGroups = field(default_factory=OperationGroups)
     loads: OperationGroups = field(default_factory=OperationGroups)
     products: OperationGroups = field(default_factory=OperationGroups)
+    released: bool = False
 
     is_warpgroup: ClassVar[bool] = True
 

@@ -240,6 +240,7 @@ def _on_barrier(act: Callable[[GpuThread, Barrier, str], Any]) -> Callable[[Equa
         part, predicate = leaves.part(0, tree), leaves.predicate()
         waits = eqn.name in ("barrier_wait", "barrier_arrive_and_wait")
         counts = waits and is_of_user(eqn)
+        releases = "arrive" in eqn.name and not eqn.of_jax
         turns = turn_site(eqn, part) if waits else None
 
         def evaluate(thread: GpuThread, *operands: Any) -> Any:
@@ -250,9 +251,11 @@ def _on_barrier(act: Callable[[GpuThread, Barrier, str], Any]) -> Callable[[Equa
                 thread.machine.coverage.turn(turns, thread, operands)
             if counts:
                 note_wait(thread, barrier.name, line, blocked=not is_passed(thread, barrier))
+            barrier.of_kernel |= releases
             result = act(thread, barrier, line)
             if waits:
                 thread.machine.coverage.close(barrier)
+                thread.released = eqn.of_jax and barrier.of_kernel
             return result
 
         return evaluate

@@ -103,9 +103,8 @@ def grid(context: CheckContext) -> CheckResult:
         calls.append(call(context, *gradient_program(context, cotangents)))
     analysis = _analysis_of(context, calls)
     whole = all(window.whole for kernel in analysis.calls for window in kernel.windows)
-    if not whole:
-        beyond = tuple(_overflows_of_larger(context, analysis))
-        analysis = dataclasses.replace(analysis, findings=(*analysis.findings, *beyond))
+    beyond = tuple(_overflows_of_larger(context, analysis))
+    analysis = dataclasses.replace(analysis, findings=(*analysis.findings, *beyond))
     refused = _REFUSED if _claimed_chip(context) is not None else ()
     if not refused and context.backend.kind == "simulating":
         refused = _OF_MEMORY

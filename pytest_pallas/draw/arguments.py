@@ -416,6 +416,7 @@ class Declared:
       keyword_kinds: for each option or tuning parameter the kinds of its values; see
         ``keyword_kind``.
       devices: for each axis of a drawn mesh the word of each size.
+      unlimited: the dims for which the user allows larger sizes than these.
     """
 
     choices: Mapping[Aspect, tuple[str, ...]] = field(default_factory=dict[Aspect, tuple[str, ...]])
@@ -426,6 +427,7 @@ class Declared:
         default_factory=dict[Aspect, frozenset[str]]
     )
     devices: Mapping[str, Mapping[int, str]] = field(default_factory=dict[str, Mapping[int, str]])
+    unlimited: frozenset[str] = frozenset()
 
 
 NOTHING = Declared()
@@ -454,10 +456,14 @@ def declare_arrays(
     kinds: dict[str, dict[int, str]] = {}
     tiles: dict[str, tuple[int, ...]] = {}
     forbidden: list[frozenset[frozenset[tuple[str, str]]]] = []
+    unlimited = set[str]()
     for sizes in sorted(itemsizes):  # from the smallest, which allow the largest dims
         made = plan(sizes)
         tiles.update((name, pool.tiles) for name, pool in made.pools.items() if pool.tiles)
         forbidden.append(impossible_pairs(made))
+        unlimited.update(
+            name for name, pool in made.pools.items() if pool.high is None and not pool.listed
+        )
         for name, kind_of in boundaries(made).items():
             kinds.setdefault(name, {}).update(kind_of)
     for name, kind_of in kinds.items():
@@ -466,7 +472,7 @@ def declare_arrays(
         frozenset((Aspect("dim", name), kind) for name, kind in pair)
         for pair in frozenset.intersection(*forbidden)
     )
-    return Declared(by_aspect, kinds, tiles, impossible)
+    return Declared(by_aspect, kinds, tiles, impossible, unlimited=frozenset(unlimited))
 
 
 def declare_keywords(
@@ -508,13 +514,13 @@ def mesh_aspects(drawn: object) -> Iterator[tuple[Aspect, str]]:
             yield Aspect("mesh", name), labels[drawn.mesh[name]]
 
 
-def is_stretched(drawn: object) -> bool:
-    """Return whether an axis is longer than 16 bits count, and than its strategy declares."""
+def exceeds_declared(drawn: object) -> bool:
+    """Return whether an axis is longer than its strategy says that the kernel must take."""
     declared = getattr(drawn, "declared", None) or NOTHING
     recipe: Mapping[str, Any] = getattr(drawn, "recipe", {})
     return any(
-        recipe.get(name, 0) > 2**16 and recipe[name] not in sizes
-        for name, sizes in declared.kinds.items()
+        recipe.get(name, 0) > max(declared.kinds.get(name, ()), default=0)
+        for name in declared.unlimited
     )
 
 

@@ -61,11 +61,17 @@ _OWN, _FEW = "own", 4
 #: What a pair is worth that came once before.
 _AGAIN = 0.1
 
+#: What a new triple of options and tuning is worth, in pairs, and the roles of these.
+_NEW_TRIPLE, _OPTIONS = 0.5, ("option", "tuning")
+
 #: A choice: an aspect and a word for its value.
 type Choice = tuple[Aspect, str]
 
 #: The numbers of two choices, the smaller first.
 type Pair = tuple[int, int]
+
+#: The numbers of three choices, the smallest first.
+type Triple = tuple[int, int, int]
 
 
 @dataclass(frozen=True)
@@ -90,6 +96,7 @@ class Covering:
       domain: the words of each aspect, as far as they are known.
       numbers: of the choices.
       pairs: how often pairs of choices came together, by their numbers.
+      triples: the options and tuning that came together, three by three.
       tries: how often pairs were to come together, and could not or were rejected.
       met: the choices of all examples, with how often they came.
       shapes: the sizes of all examples.
@@ -110,6 +117,7 @@ class Covering:
     domain: dict[Aspect, dict[str, None]] = field(default_factory=dict[Aspect, dict[str, None]])
     numbers: dict[Choice, int] = field(default_factory=dict[Choice, int])
     pairs: Counter[Pair] = field(default_factory=Counter[Pair])
+    triples: set[Triple] = field(default_factory=set[Triple])
     tries: Counter[Pair] = field(default_factory=Counter[Pair])
     met: Counter[Choice] = field(default_factory=Counter[Choice])
     shapes: set[tuple[tuple[str, int], ...]] = field(
@@ -130,6 +138,7 @@ class Covering:
         if self.followed or not self.tiled:
             (self.pairs if accepted else self.tries).update(self._pairs(self.fixed.items()))
             self.met.update(self.fixed.items() if accepted else ())
+            self.triples.update(self._triples(self.fixed) if accepted else ())
         self.fixed.clear()
         self.followed = True
         self.shares.clear()
@@ -286,6 +295,10 @@ class Covering:
         for aspect, word in fixed.items():
             if aspect != choice[0]:
                 worth += self._open(number, self._number((aspect, word))) - shares.get(aspect, 0)
+        if choice[0].role in _OPTIONS:
+            others = {aspect: word for aspect, word in fixed.items() if aspect != choice[0]}
+            new = self._triples(others | {choice[0]: choice[1]}) - self._triples(others)
+            worth += _NEW_TRIPLE * len(new - self.triples)
         return worth
 
     def _shares(self, number: int) -> Mapping[Aspect, float]:
@@ -307,6 +320,11 @@ class Covering:
 
     def _number(self, choice: Choice) -> int:
         return self.numbers.setdefault(choice, len(self.numbers))
+
+    def _triples(self, choices: Mapping[Aspect, str]) -> set[Triple]:
+        """Return the triples of options and tuning."""
+        chosen = [choice for choice in choices.items() if choice[0].role in _OPTIONS]
+        return set(combinations(sorted(map(self._number, chosen)), 3))
 
     def _pairs(self, choices: Iterable[Choice]) -> Iterable[Pair]:
         return combinations(sorted(map(self._number, choices)), 2)

@@ -291,10 +291,11 @@ def plan_dims(
         defining=defining,
         checked=(*checked, *positive, *_differences(spec, arguments.unequal)),
     )
-    if learned.stretched and high is None and learned.long in pools:
-        longer = stretched(pools, learned.long)
+    long, least = learned.long or ("", 0)
+    if learned.stretched and high is None and long in pools:
+        longer = stretched(pools, long, least)
         sizes = {name: pool.sizes[0] for name, pool in longer.items()}
-        if not free and not pools[learned.long].listed and _fits(plan, sizes):
+        if not free and not pools[long].listed and _fits(plan, sizes):
             return replace(plan, pools=longer, table=make_table(tuple(longer.values())))
     return replace(plan, table=_fitting_table(plan)) if plan.constrained else plan
 
@@ -722,7 +723,7 @@ def current_learned() -> Learned:
 def around(
     strategy: SearchStrategy[Any],
     tiles: Mapping[str, tuple[int, ...]],
-    long: str = "",
+    long: tuple[str, int] | None = None,
     *,
     stretches: bool = False,
 ) -> Any:
@@ -731,7 +732,7 @@ def around(
     Args:
       strategy: of the kernel's arguments.
       tiles: by dim, for dims that the strategy does not specify.
-      long: the dim that has a size of more than 16 bits in one example; "" for none.
+      long: the dim that has a larger size in one example, and that size; None for none.
       stretches: whether all draws have that size.
     """
     return _around(strategy, Learned(tuple(sorted(tiles.items())), long, stretches, grows=True))

@@ -98,14 +98,6 @@ class Growth:
             seen = _seen(as_arguments(call), outcome)
             self.seen.append(replace(seen, sizes=self._drawn(seen.sizes)) if self.pools else seen)
 
-    def exceeds(self, goal: Goal) -> bool:
-        """Return whether a goal has a size beyond those that the strategy declares."""
-        return any(
-            pool.high is None and size in pool.further
-            for name, size in goal.sizes.items()
-            if (pool := self.pools.get(name)) is not None
-        )
-
     def missing(self) -> Sequence[Way]:
         """Return the ways that no example went, and that should be gone.
 

@@ -328,13 +328,14 @@ class Learned:
 
     Attributes:
       tiles: the sizes of its blocks along dims that the strategy does not specify, by dim.
-      long: the dim that may be so long that 16 bits do not count it; "" if that is expensive.
-      stretched: whether the current draw has that size.
+      long: a dim, and a size of it that is too large for integers of 16 bits; None if that is
+        expensive.
+      stretched: whether the current draw has that size, or a larger one.
       grows: whether examples may grow, for what of the kernel has not run.
     """
 
     tiles: tuple[tuple[str, tuple[int, ...]], ...] = ()
-    long: str = ""
+    long: tuple[str, int] | None = None
     stretched: bool = False
     grows: bool = False
 
@@ -424,14 +425,14 @@ def make_pools(
     return pools
 
 
-def stretched(pools: Mapping[str, SizePool], long: str) -> dict[str, SizePool]:
-    """Return pools of one size each: more than 16 bits count for one dim, the simplest for others.
+def stretched(pools: Mapping[str, SizePool], long: str, least: int) -> dict[str, SizePool]:
+    """Return pools of one size each: more than ``least`` for one dim, the simplest for others.
 
     The long one ends within a tile, or with a whole one if it always does.
     """
     pool = pools[long]
     tile = max(pool.tiles, default=8)
-    whole = (2**16 // tile + 1) * tile
+    whole = (least // tile + 1) * tile
     size = whole if min(pool.sizes) >= tile else whole - tile // 2 + 1
     return {
         name: SizePool((size if name == long else pool.sizes[0],)) for name, pool in pools.items()

@@ -78,7 +78,9 @@ def overflows(
 
 
 def narrow_values(call: KernelCall, grid: Sequence[int | None]) -> list[NarrowValue]:
-    """List the values of a kernel's body in int8, int16 and their like, whose range is known.
+    """List the positions in int8, int16 and their like, in a kernel's body and its index maps.
+
+    Those whose range is known.
 
     Args:
       call: a ``pallas_call``.
@@ -87,7 +89,7 @@ def narrow_values(call: KernelCall, grid: Sequence[int | None]) -> list[NarrowVa
     assert call.facts is not None
     counted = [size for axis, size in enumerate(grid) if axis not in call.facts.vmapped]
     values: list[NarrowValue] = []
-    for eqn, var, known in KernelConditions(call.eqn, counted).results():
+    for eqn, var, known in KernelConditions(call.eqn, counted).results(grid):
         dtype = getattr(var.aval, "dtype", None)
         if not isinstance(dtype, np.dtype) or dtype.kind not in "iu" or dtype.itemsize > _NARROW:
             continue

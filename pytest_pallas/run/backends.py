@@ -7,6 +7,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable, Collection, Container, Mapping, Sequence
+from itertools import product
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -32,6 +33,7 @@ from pytest_pallas.grid.kernel_calls import (
     is_for_gpus,
     tiles_of,
 )
+from pytest_pallas.grid.ranges import NarrowValue, narrow_values
 from pytest_pallas.session import Session, SpecFacts
 from pytest_pallas.spec import ExpectedFailure, KernelSpec
 
@@ -450,25 +452,25 @@ def adapted(
 
 def learned(
     spec: KernelSpec, strategy: Any, mesh: Any
-) -> tuple[dict[str, tuple[int, ...]], int, str]:
+) -> tuple[dict[str, tuple[int, ...]], int, tuple[str, int] | None]:
     """Return what the traces of a spec's kernels say about useful sizes.
 
     Returns:
       Their blocks along the dims that the strategy does not specify, also with other tuning: none
       if it specifies all dims, computes with drawn values, or the kernel cannot be traced with
-      large sizes. And how many buffers they use in turns: 0 if no dim has tiles. And the dim that
-      may be longer than 16 bits count, or "".
+      large sizes. And how many buffers they use in turns: 0 if no dim has tiles. And a dim with a
+      size that 16 bits do not count, or None.
     """
     with probing() as probe:
         try:
             drawn = draw_once(strategy)
             tuned = _tuned(strategy) if probe.sizes else []
         except Exception:  # an error of the strategy with abstract arrays
-            return {}, 0, ""
+            return {}, 0, None
     if not probe.sizes:
         declared = draw_once(strategy).declared  # which abstract arrays lack
         if declared is None or not declared.tiles:
-            return {}, 0, ""
+            return {}, 0, None
     blocks: dict[str, set[int]] = {}
     depth = equations = 0
     platforms = tuple(spec.kernel) if isinstance(spec.kernel, Mapping) else ("tpu",)
@@ -488,7 +490,7 @@ def learned(
                 known = blocks.setdefault(name, set())
                 known.update((max(tiles),) if max(tiles) > max(known, default=0) else ())
     sorted_blocks = {name: tuple(sorted(tiles)) for name, tiles in blocks.items()}
-    long = "" if mesh is not None else _long_dim(spec, strategy, sorted_blocks, equations)
+    long = None if mesh is not None else _long_dim(spec, strategy, sorted_blocks, equations)
     return sorted_blocks, depth, long
 
 
@@ -517,36 +519,65 @@ _FEW_PROGRAMS = 80
 _FEW_EQUATIONS = 4000
 
 
+#: Sizes with which a position that a kernel computes in 8 or 16 bits may wrap around, also as a
+#: multiple; and so many programs may compute it.
+_WRAPPING, _MORE_PROGRAMS = tuple(1 << bits for bits in range(4, 13)), 600
+
+
 def _long_dim(
     spec: KernelSpec, strategy: Any, tiles: Mapping[str, tuple[int, ...]], probed: int
-) -> str:
-    """Return the last dim that is cheap to draw longer than 16 bits count; "" if there is none.
+) -> tuple[str, int] | None:
+    """Return the last dim that is cheap to draw so long that 16 bits are too few, if there is one.
+
+    Too few for the positions that the kernel computes, or where it computes none in narrow
+    integers, for the axis itself.
 
     Args:
       spec: what is drawn for.
       strategy: its inputs.
       tiles: by dim.
       probed: how many equations the kernels have with large sizes.
+
+    Returns:
+      The dim, and a size that it exceeds.
     """
-    around_tiles = around(strategy, tiles)
     try:
-        usual = sum(map(_count_equations, _traces(spec, draw_once(around_tiles))))
+        drawn = draw_once(around(strategy, tiles))
+        kernels = [kernel for traced in _traces(spec, drawn) for kernel in traced]
     except Exception:  # an error of the strategy or the kernel
-        return ""
-    if (probed - usual) * 2**16 > _FEW_EQUATIONS * STEP:
-        return ""
-    declared = draw_once(strategy).declared
-    for name in list(declared.kinds if declared is not None else ())[: -_LONG_DIMS - 1 : -1]:
+        return None
+    more = probed - _count_equations(kernels)
+    is_narrow = any(low < high for low, high in (v.range for v in _positions(kernels)))
+    lengths = [*(_WRAPPING if is_narrow else ()), 2**16]
+    lengths = [length for length in lengths if more * length <= _FEW_EQUATIONS * STEP]
+    names = list(drawn.declared.kinds if drawn.declared is not None else ())[: -_LONG_DIMS - 1 : -1]
+    for name, length in product(names, lengths):
         try:
-            drawn = draw_once(around(strategy, tiles, name, stretches=True))
-            if drawn.recipe.get(name, 0) <= 2**16:
+            drawn = draw_once(around(strategy, tiles, (name, length), stretches=True))
+            if drawn.recipe.get(name, 0) <= length:
                 continue
             traces = _traces(spec, drawn)
         except Exception:  # an error of the strategy or the kernel with such sizes
             continue
-        if all(traces) and all(_is_cheap(kernel) for kernels in traces for kernel in kernels):
-            return name
-    return ""
+        kernels = [kernel for traced in traces for kernel in traced]
+        if length < 2**16:
+            few = all(_programs(kernel) <= _MORE_PROGRAMS for kernel in kernels)
+            suits = few and not all(value.fits for value in _positions(kernels))
+        else:
+            suits = all(traces) and all(map(_is_cheap, kernels))
+        if suits:
+            return name, length
+    return None
+
+
+def _positions(kernels: Sequence[KernelCall]) -> list[NarrowValue]:
+    """Return the positions that kernels compute in integers of 8 and 16 bits."""
+    known = [(kernel, kernel.facts.grid) for kernel in kernels if kernel.facts is not None]
+    return [value for kernel, grid in known for value in narrow_values(kernel, grid)]
+
+
+def _programs(kernel: KernelCall) -> float:
+    return math.inf if kernel.facts is None else math.prod(n or math.inf for n in kernel.facts.grid)
 
 
 def _traces(spec: KernelSpec, drawn: Arguments) -> list[Sequence[KernelCall]]:
@@ -566,15 +597,18 @@ _LONG_DIMS = 2
 
 
 #: So many elements of a block are few enough for every chip: a TPU has several such blocks, Triton
-#: refuses larger ones.
-_SMALL_BLOCK = 2**19
+#: refuses larger ones. A row takes whole registers of a TPU, of 128 lanes.
+_SMALL_BLOCK, _LANES = 2**19, 128
 
 
 def _is_cheap(kernel: KernelCall) -> bool:
     facts, loops = kernel.facts, {"while", "scan"}
-    if facts is None or math.prod(n or math.inf for n in facts.grid) > _FEW_PROGRAMS:
+    if facts is None or _programs(kernel) > _FEW_PROGRAMS:
         return False
     operands = (*facts.inputs, *facts.outputs)
-    sizes = (math.prod(size or 1 for _, size, _ in block.dims) for block in operands)
+    shapes = ([size or 1 for _, size, _ in block.dims] for block in operands)
+    sizes = (
+        math.prod((*shape[:-1], -(-shape[-1] // _LANES) * _LANES)) for shape in shapes if shape
+    )
     small = max(sizes, default=0) <= _SMALL_BLOCK
     return small and not kernel.asynchronous and loops.isdisjoint(kernel.primitives)

@@ -260,7 +260,7 @@ def _growth_of(run: CheckRun) -> Growth | None:
     def accepts(reached: Reached, way: str, points: Mapping[Point, Reached]) -> bool:
         return bool(reason_of(spec.unreached, reached, way, points))
 
-    learned = session.tiles.get((spec.file, spec.name, *run.axes.items()), ({}, 0, ""))
+    learned = session.tiles.get((spec.file, spec.name, *run.axes.items()), ({}, 0, None))
     depth = learned[1]
     return Growth(budget=steps, depth=depth, accepts=accepts, explain=run.result.explain)
 

@@ -43,7 +43,7 @@ from pytest_pallas.compat.fuzzing import (
 from pytest_pallas.draw.arguments import (
     MOST_VARIANTS,
     as_arguments,
-    is_stretched,
+    exceeds_declared,
     mark_drawn,
     variants,
 )
@@ -157,7 +157,6 @@ def fuzz(what: Fuzz, *, seed: int, budget: ExampleBudget, until: float | None = 
 
     def attempt(drawn: Any, goal: Goal | None) -> None:
         __tracebackhide__ = True
-        runner.undeclared = bool(goal and what.growth and what.growth.exceeds(goal))
         call = _PlannedCall(drawn, draw_name(drawn), 0)
         _explore(what, runner, [call], seed=seed, draws=more, goal=goal)
 
@@ -592,8 +591,6 @@ class ExampleRunner:
       until: when to stop, by ``time.monotonic``; None for never.
       failed: the calls that failed, with their errors.
       growth: gets what the calls reached.
-      undeclared: whether the calls are larger than their strategy says that the kernel must take.
-        Then it may refuse them, or need more memory than there is.
     """
 
     run: Callable[[Any], object]
@@ -603,7 +600,6 @@ class ExampleRunner:
     failed: dict[str, Exception] = field(default_factory=dict[str, Exception])
     first_failure: float | None = None
     growth: Growth | None = None
-    undeclared: bool = False
 
     @property
     def over(self) -> bool:
@@ -634,8 +630,7 @@ class ExampleRunner:
         try:
             result = self.run(call)
         except Exception as error:
-            undeclared = self.undeclared or is_stretched(call)
-            if undeclared and type(error) in _REFUSALS:
+            if type(error) in _REFUSALS and exceeds_declared(call):
                 self.passed.add(text)
                 return
             self.first_failure = self.first_failure or time.monotonic()

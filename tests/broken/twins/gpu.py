@@ -235,6 +235,61 @@ SPEC_REFILLED_TOO_EARLY = _spec(name="refilled_too_early", kernel={"gpu": refill
 SPEC_REFILLED_TOO_EARLY_RIGHT = twin(SPEC_REFILLED_TOO_EARLY, sum_of_blocks)
 
 
+def sum_in_a_pipeline(x: jax.Array, y: jax.Array, *, block: int = 8, wrong: str = "") -> jax.Array:
+    """The sum of all blocks of x and y, each of ``block x 128``; JAX's pipeline loads them."""
+    (m, _), shape = x.shape, (block, _COLUMNS)
+
+    def body(x_gmem: Any, y_gmem: Any, o_gmem: Any) -> None:
+        def add(_: Any, x_smem: Any, y_smem: Any, x_read: Any, y_read: Any, total: Any) -> Any:
+            total = total + x_smem[...] + y_smem[...]
+            if not wrong:
+                plgpu.commit_smem()
+            plgpu.barrier_arrive(x_read)
+            plgpu.barrier_arrive(y_read)
+            return total
+
+        def compute(pipeline: Any) -> None:
+            layout = plgpu.Layout.WG_STRIDED(shape, 2)
+            o_gmem[...] = pipeline(plgpu.layout_cast(jnp.zeros(shape, x.dtype), layout))
+
+        loaded = plgpu.BlockSpec(shape, lambda i: (i, 0))
+        plgpu.emit_pipeline_warp_specialized(
+            add,
+            grid=(m // block,),
+            in_specs=[loaded, loaded],
+            max_concurrent_steps=2,
+            num_compute_wgs=1,
+            memory_registers=40,
+            wg_axis="wg",
+            manual_consumed_barriers=True,
+            compute_context=compute,
+        )(x_gmem, y_gmem)
+
+    out = jax.ShapeDtypeStruct(shape, x.dtype)
+    return plgpu.kernel(body, out_type=out, num_threads=2, thread_name="wg")(x, y)
+
+
+def sum_in_a_pipeline_reference(x: jax.Array, y: jax.Array) -> jax.Array:
+    return (x + y).reshape(-1, 8, x.shape[1]).sum(0)
+
+
+def released_without_fence(x: jax.Array, y: jax.Array, *, block: int = 8) -> jax.Array:
+    """A slot is released, and no fence orders the reads of threads with the copy that fills it."""
+    return sum_in_a_pipeline(x, y, block=block, wrong="no fence")
+
+
+SPEC_RELEASED_WITHOUT_FENCE = _spec(
+    name="released_without_fence",
+    kernel={"gpu": released_without_fence},
+    reference=sum_in_a_pipeline_reference,
+    inputs=pst.arguments(
+        pst.arrays("m n, m n", dtype="float32", dims={"m": [8, 16, 32], "n": [128]}),
+        tuning={"block": 8},
+    ),
+)
+SPEC_RELEASED_WITHOUT_FENCE_RIGHT = twin(SPEC_RELEASED_WITHOUT_FENCE, sum_in_a_pipeline)
+
+
 def pairs_of_tiles(x: jax.Array, *, wrong: str = "") -> jax.Array:
     """Sums of two tiles of 64 columns side by side; a last one without a neighbour is itself."""
     m, n = x.shape

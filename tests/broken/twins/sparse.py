@@ -135,6 +135,50 @@ SPEC_INT16_POSITIONS = KernelSpec(
 SPEC_INT16_POSITIONS_RIGHT = twin(SPEC_INT16_POSITIONS, gather_rows)
 
 
+def first_elements(x: jax.Array, count: jax.Array, *, dtype: Any = jnp.int32) -> jax.Array:
+    """The first ``count (1,)`` elements of x ``(m, 128)``, row by row, and zeros behind."""
+    m, n = x.shape
+
+    def body(count_ref: Any, x_ref: Any, o_ref: Any) -> None:
+        row = pl.program_id(0) * 8 + jax.lax.broadcasted_iota(jnp.int32, (8, n), 0)
+        at = row.astype(dtype) * dtype(n) + jax.lax.broadcasted_iota(dtype, (8, n), 1)
+        o_ref[...] = jnp.where(at < count_ref[0].astype(dtype), x_ref[...], 0)
+
+    block = pl.BlockSpec((8, n), lambda i, count: (i, 0))
+    return pl.pallas_call(
+        body,
+        out_shape=jax.ShapeDtypeStruct(x.shape, x.dtype),
+        grid_spec=pltpu.PrefetchScalarGridSpec(
+            num_scalar_prefetch=1, grid=(pl.cdiv(m, 8),), in_specs=[block], out_specs=block
+        ),
+    )(count, x)
+
+
+def first_elements_reference(x: jax.Array, count: jax.Array) -> jax.Array:
+    return jnp.where(jnp.arange(x.size).reshape(x.shape) < count[0], x, 0)
+
+
+def elements_in_int16(x: jax.Array, count: jax.Array) -> jax.Array:
+    """Elements of rows of 128 are counted in int16, which ends with row 256."""
+    return first_elements(x, count, dtype=jnp.int16)
+
+
+SPEC_ELEMENTS_IN_INT16 = KernelSpec(
+    name="elements_in_int16",
+    kernel=elements_in_int16,
+    reference=first_elements_reference,
+    inputs=pst.arguments(
+        pst.arrays("m 128", dtype="float32", around={"m": 8}),
+        then=lambda drawn: {"count": pst.indices(1, size=128 * drawn.recipe["m"] + 1)},
+    ),
+    exact=True,
+    vmappable=False,
+    family="sparse",
+    backends=INTERPRETERS,
+)
+SPEC_ELEMENTS_IN_INT16_RIGHT = twin(SPEC_ELEMENTS_IN_INT16, first_elements)
+
+
 def segment_sum(x: jax.Array, segment: jax.Array, *, segments: int, wrong: str = "") -> jax.Array:
     """The sum of the rows of x ``(m, n)`` of each segment; ``segment (m,)`` ascends."""
     m, n = x.shape

@@ -420,6 +420,47 @@ def test_which_copies_need_a_fence(fences, own):
     assert kinds(found) == ["race"] * needed
 
 
+@pytest.mark.parametrize("fences", ["kernel", "all", "none"])
+@pytest.mark.parametrize("between", ["", "commit"])
+@pytest.mark.parametrize("manual", [True, False])
+def test_a_kernel_that_arrives_for_jaxs_pipeline_needs_a_fence(fences, between, manual):
+    found = simulate(released(between, manual), X, target="h100", read_fences=fences)
+    needed = fences == "all" or (fences == "kernel" and manual)
+    assert kinds(found) == ["race"] * (needed and not between)
+
+
+def released(between: str, manual: bool) -> Any:
+    """The sum of halves, by JAX's pipeline; the kernel says itself that it has read a half."""
+
+    def body(x_gmem, o_gmem):
+        def consume(_, block, *rest):
+            *consumed, total = rest
+            total = total + block[...]
+            if between:
+                plgpu.commit_smem()
+            for barrier in consumed:
+                plgpu.barrier_arrive(barrier)
+            return total
+
+        def compute(pipeline):
+            layout = plgpu.Layout.WG_STRIDED((16, 128), 2)
+            o_gmem[...] = pipeline(plgpu.layout_cast(jnp.zeros((16, 128)), layout))
+
+        plgpu.emit_pipeline_warp_specialized(
+            consume,
+            grid=(2,),
+            in_specs=[plgpu.BlockSpec((16, 128), lambda i: (i, 0))],
+            max_concurrent_steps=1,
+            memory_registers=40,
+            num_compute_wgs=1,
+            wg_axis="w",
+            manual_consumed_barriers=manual,
+            compute_context=compute,
+        )(x_gmem)
+
+    return kernel(body, num_threads=2, thread_name="w")
+
+
 def pipelined() -> Any:
     """The sum of halves, by JAX's pipeline."""
 

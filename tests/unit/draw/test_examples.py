@@ -64,6 +64,16 @@ def test_every_pair_of_choices_comes_together():
         assert len(free) == 24
 
 
+@pytest.mark.parametrize("seed", range(6))
+def test_most_triples_of_options_come_together(seed):
+    flags = dict.fromkeys(("transposed", "biased", "clipped"), st.booleans())
+    options = {**flags, "scale": st.sampled_from([1.0, 0.5, 2.0])}
+    strategy = pst.arguments(pst.arrays("m k, k k", dtype="float32"), options=options)
+    drawn = choose(strategy, seed=seed, examples=16).values()
+    triples = {triple for call in drawn for triple in combinations(call.options.items(), 3)}
+    assert len(triples) >= 39  # of 44
+
+
 def test_every_pair_of_sizes_that_constraints_allow_comes_together():
     call = pst.arrays(
         "m k; m <= k", dtype="int8", values="normal", dims={"m": range(1, 7), "k": range(1, 7)}

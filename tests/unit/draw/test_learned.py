@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import jax
 import jax.numpy as jnp
 import pytest
@@ -90,7 +92,7 @@ class TestLongAxes:
 
     def test_one_example_is_long_and_not_among_the_first(self):
         for seed in range(3):
-            strategy = around(pst.arrays("m n", around={"n": 1024}), {}, "n")
+            strategy = around(pst.arrays("m n", around={"n": 1024}), {}, ("n", 2**16))
             calls = [*choose(strategy, seed=seed, examples=32).values()]
             [position] = [at for at, call in enumerate(calls) if call.recipe["n"] > 2**16]
             assert position > 5
@@ -108,12 +110,12 @@ class TestLongAxes:
         ],
     )
     def test_what_the_strategy_says_holds(self, arguments, size):
-        strategy = around(pst.arrays("m n", **arguments), {}, "n", stretches=True)
+        strategy = around(pst.arrays("m n", **arguments), {}, ("n", 2**16), stretches=True)
         drawn = draw_once(strategy).recipe["n"]
         assert drawn == size if size else drawn <= 2048
 
     def test_constraints_hold(self):
-        strategy = around(pst.arrays("m n; n <= m"), {}, "n", stretches=True)
+        strategy = around(pst.arrays("m n; n <= m"), {}, ("n", 2**16), stretches=True)
         drawn = draw_once(strategy)
         assert drawn.recipe["n"] <= drawn.recipe["m"] < 2**16
 
@@ -135,11 +137,20 @@ class TestLongAxes:
 
             jax.lax.fori_loop(0, x.shape[0], step, None)
 
-        assert self.long(tiled(8, 2048)) == "n"
-        assert self.long(tiled(8, 128)) == ""
-        assert self.long(tiled(1024, 128)) == "m"
-        assert self.long(lambda x: pl.pallas_call(double, x)(x)) == "n"
-        assert self.long(lambda x: pl.pallas_call(rows, x)(x)) == ""
+        assert self.long(tiled(8, 2048)) == ("n", 2**16)
+        assert self.long(tiled(8, 128)) is None
+        assert self.long(tiled(1024, 128)) == ("m", 2**16)
+        assert self.long(lambda x: pl.pallas_call(double, x)(x)) == ("n", 2**16)
+        assert self.long(lambda x: pl.pallas_call(rows, x)(x)) is None
+
+    def test_a_long_column_takes_much_of_a_tpus_memory(self):
+        """A row of one element takes a register of 128 lanes."""
+
+        def double(x, out):
+            out[...] = x[...] * 2
+
+        inputs = pst.arrays("m 1", dtype="float32")
+        assert self.long(lambda x: pl.pallas_call(double, x)(x), inputs) is None
 
     def test_a_python_loop_over_the_rows_is_not_unrolled_thousands_of_times(self):
         traced = []
@@ -152,7 +163,7 @@ class TestLongAxes:
             traced.append(x.shape[0])
             return pl.pallas_call(body, jax.ShapeDtypeStruct(x.shape, x.dtype))(x)
 
-        assert self.long(unrolled, pst.arrays("m 8", dtype="float32")) == ""
+        assert self.long(unrolled, pst.arrays("m 8", dtype="float32")) is None
         assert max(traced) == STEP
 
     def test_an_index_of_16_bits_dies(self):
@@ -172,6 +183,29 @@ class TestLongAxes:
         inputs = pst.arrays("n", dtype="float32")
         spec = KernelSpec(name="short", kernel=kernel, reference=reference, inputs=inputs)
         with pytest.raises(pytest_pallas.MismatchError, match=r"float32\[65\d\d\d\]"):
+            pytest_pallas.check(spec, checks=["forward"], backend="tpu-sim")
+
+    @pytest.mark.parametrize("dtype", [jnp.int16, jnp.int32])
+    def test_an_index_that_ends_with_fewer_rows_dies(self, dtype):
+        """The number of an element, of rows of 128: 16 bits end at row 256."""
+
+        def doubled(x):
+            def body(x_ref, o_ref):
+                def step(row, start):
+                    at = start + jax.lax.broadcasted_iota(dtype, (1, 128), 1)
+                    o_ref[pl.ds(row, 1)] = jnp.where(at >= 0, x_ref[pl.ds(row, 1)] * 2, 0)
+                    return start + dtype(128)
+
+                jax.lax.fori_loop(0, x.shape[0], step, dtype(0))
+
+            return pl.pallas_call(body, x)(x)
+
+        inputs = pst.arrays("m 128", dtype="float32")
+        assert self.long(doubled, inputs) == (("m", 256) if dtype == jnp.int16 else None)
+        spec = KernelSpec(name="flat", kernel=doubled, reference=lambda x: x * 2, inputs=inputs)
+        with contextlib.ExitStack() as stack:
+            if dtype == jnp.int16:
+                stack.enter_context(pytest.raises(pytest_pallas.MismatchError, match=">= 256 of"))
             pytest_pallas.check(spec, checks=["forward"], backend="tpu-sim")
 
 

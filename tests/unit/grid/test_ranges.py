@@ -75,6 +75,22 @@ def test_a_position_that_does_not(at):
     assert kinds(functools.partial(positions, at=at), 300 * B) == []
 
 
+def test_a_position_that_an_index_map_computes():
+    def doubled(x):
+        def body(x_ref, o_ref):
+            o_ref[...] = x_ref[...] * 2
+
+        def first(i):
+            return 0, (i.astype(jnp.int16) * jnp.int16(B) // jnp.int16(B)).astype(jnp.int32)
+
+        here, there = pl.BlockSpec((1, B), first), pl.BlockSpec((1, B), lambda i: (0, i))
+        grid = (pl.cdiv(x.shape[1], B),)
+        return pl.pallas_call(body, x, grid=grid, in_specs=[here], out_specs=there)(x)
+
+    assert "overflow" not in kinds(doubled, 256 * B)
+    assert "overflow" in kinds(doubled, 257 * B)
+
+
 @pytest.mark.parametrize("size", [2, 256])
 def test_it_is_right_as_long_as_it_fits(size):
     assert kinds(functools.partial(positions, at=WRAPPING["product"]), size * B) == []
