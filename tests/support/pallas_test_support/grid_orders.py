@@ -143,8 +143,8 @@ def truth(grid: Grid) -> set[str]:
             before.setdefault(one, set()).add(state)
     live, left = set(ends), list(ends)
     while left:
-        fresh = before.get(left.pop(), set()) - live
-        live |= fresh
+        fresh = [one for one in before.get(left.pop(), ()) if one not in live]
+        live.update(fresh)
         left += fresh
     given = {_end([seen for _, _, seen in programs], memory) for programs, memory in ends}
     return given | ({"deadlock"} if len(live) < len(after) else set())
@@ -175,7 +175,7 @@ def call_of(grid: Grid) -> Callable[..., Any]:
     """Return a call that gives the variables, and what each program has seen."""
     most = max(map(len, grid))
 
-    def body(_one, _others, first, others, seen_ref):
+    def body(_one: Any, _others: Any, first: Any, others: Any, seen_ref: Any) -> None:
         variables, me = [(first, ()), (others, (0,)), (others, (1,))], pl.program_id(0)
         for number, operations in enumerate(grid):
             pl.when(me == number)(lambda n=number, o=operations: run(variables, seen_ref, n, o))
