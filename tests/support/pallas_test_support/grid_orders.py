@@ -129,12 +129,12 @@ def truth(grid: Grid) -> set[str]:
     """Return what the programs can end with."""
     first: _State = (((0, None, ()),) * len(grid), (0,) * VARIABLES)
     after: dict[_State, set[_State]] = {}
-    left = [first]
+    left: list[_State] = [first]
     while left:
         state = left.pop()
         if state not in after:
             after[state] = set(_next_states(grid, state))
-            left += after[state]
+            left.extend(after[state])
     ends = {state for state, following in after.items() if not following}
     # From where no end is reached, somebody looks forever.
     before: dict[_State, set[_State]] = {}
