@@ -17,9 +17,9 @@ runs; and devices that look until they have heard one neighbor, or all others. E
   such a run takes than a plain one of the same traced call. Both prove the order.
 
 The second form compares what explored orders give with brute force, on random small programs of 2
-to 3 threads: for TPUs with all orders of the steps, for GPUs with a model of barriers, engines and
-atomics that shares no code with the simulator. Programs that differ are printed; the exit status
-is 1 then.
+to 3 threads: for TPUs with all orders of the steps, for GPUs with models of barriers, engines and
+atomics, and of the programs of a Triton grid, that share no code with the simulator. Programs that
+differ are printed; the exit status is 1 then.
 
 Measured on 27 November 2026: docs/simulator.md, "Every order".
 """
@@ -51,6 +51,7 @@ import numpy as np  # noqa: E402
 from jax.experimental import pallas as pl  # noqa: E402
 from jax.experimental.pallas import tpu as pltpu  # noqa: E402
 from pallas_test_support.gpu_orders import disagreement as disagreement_on_gpu  # noqa: E402
+from pallas_test_support.grid_orders import disagreement as disagreement_of_grid  # noqa: E402
 from pallas_test_support.polling_kernels import polls  # noqa: E402
 from pallas_test_support.small_programs import (  # noqa: E402
     ExhaustiveOrder,
@@ -261,6 +262,7 @@ def main(words: Sequence[str] | None = None) -> int:
     if asked.programs:
         programs = range(asked.seed, asked.seed + asked.programs)
         wrong = compared("GPU", programs, disagreement_on_gpu)
+        wrong += compared("grids of a GPU", programs, disagreement_of_grid)
         wrong += compared("TPU", programs, disagreement_on_tpu)
         return 1 if wrong else 0
     for line in rows(asked.devices, asked.schedules, asked.seconds):

@@ -32,6 +32,28 @@ def atomic_kind(operator: str, dtype: Any, *, used: bool) -> str:
     return operator if exact else "sum"
 
 
+@dataclass(frozen=True, eq=False)
+class AwaitedElements:
+    """Elements of memory, for which a loop may wait as for the count of a semaphore.
+
+    Attributes:
+      name: of the reference.
+      memory: flat.
+      numbers: of the elements in it.
+      waiting: the tasks that wait for a change of the memory.
+    """
+
+    name: str
+    memory: np.ndarray[Any, Any]
+    numbers: np.ndarray[Any, Any]
+    waiting: list[Any]
+
+    @property
+    def count(self) -> bytes:
+        """Their values."""
+        return self.memory[self.numbers].tobytes()
+
+
 @dataclass(eq=False)
 class Choices:
     """The choices of a run.
@@ -80,6 +102,22 @@ class Choices:
         """
         self.matter = self.matter or kind != "wait"
 
+    def await_change(self, thread: Any, elements: AwaitedElements, line: str) -> None:
+        """Let a loop wait before it looks at memory, if its rounds so far have only looked.
+
+        Called only where every order is explored.
+
+        Args:
+          thread: whose loop.
+          elements: what it is about to look at, or to change.
+          line: ``file:line``.
+        """
+
+    def repeats(self, elements: AwaitedElements) -> bool:
+        """Return whether a loop looks at memory again, and nothing has changed; asked as above."""
+        del elements
+        return False
+
     def operate(
         self, kind: str, name: Hashable, value: int, where: tuple[str, str] = ("", "")
     ) -> None:
@@ -98,7 +136,13 @@ class Choices:
         """Note that the thread waited for so many steps of an operation of an engine."""
 
     def access(
-        self, region: Any, atomic: str, where: tuple[str, str], *, writes: bool | None = None
+        self,
+        region: Any,
+        atomic: str,
+        where: tuple[str, str],
+        *,
+        writes: bool | None = None,
+        awaited: AwaitedElements | None = None,
     ) -> None:
         """Note an access to memory, whose result depends on the order if it is atomic.
 
@@ -108,11 +152,12 @@ class Choices:
             the order of these is among the choices.
           where: name of the reference, and ``file:line``.
           writes: whether it writes; None if ``atomic`` says so.
+          awaited: of a look: the elements, for which a loop may wait.
         """
         self.matter = self.matter or atomic in ("change", "look")
 
-    def repeat_look(self) -> None:
-        """Note that the thread looks at the same memory again: a loop that waits for a change."""
+    def act(self) -> None:
+        """Note that the thread that runs has changed memory, which may be no access otherwise."""
 
     def follow_waker(self) -> None:
         """Note that the current step comes after the one that let its blocked thread go on."""
@@ -129,8 +174,13 @@ class Choices:
           state: returns the bits that decide, with what the thread sees, what the loop does next.
         """
 
-    def defer(self, thread: Any) -> None:
-        """Note that a thread lets all others go on; called only where every order is explored."""
+    def defer(self, thread: Any, thing: Any) -> None:
+        """Note that a thread lets all others go on; called only where every order is explored.
+
+        Args:
+          thread: who does.
+          thing: what it is about to look at: a semaphore, a barrier or ``AwaitedElements``.
+        """
 
     def finish(self) -> None:
         """Note that all tasks have ended, and that what comes next comes after all they did."""

@@ -149,11 +149,15 @@ class Scheduler:
             self.ready.appendleft(task)  # first: the plain choice goes on
             self.root.switch()
 
-    def give_way(self) -> None:
-        """Let all others that are ready go on first."""
+    def give_way(self, thing: Any = None) -> None:
+        """Let all others that are ready go on first.
+
+        Args:
+          thing: what the running task is about to look at.
+        """
         task = self.current
         if task is not None and self.choices.explores:
-            self.choices.defer(task.thread)
+            self.choices.defer(task.thread, thing)
         if task is not None and (self.ready or self.choices.explores):
             self.ready.append(task)
             self.root.switch()

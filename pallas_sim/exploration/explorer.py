@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Collection, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import numpy as np
 
-from pallas_sim.choices import Choices, atomic_kind
+from pallas_sim.choices import AwaitedElements, Choices, atomic_kind
 from pallas_sim.copies import advance
 from pallas_sim.exploration.past import (
     Actor,
     ExploredStep,
     MemoryAccess,
-    Operation,
     Past,
     part_of,
 )
@@ -24,7 +23,7 @@ from pallas_sim.exploration.symmetry import are_alike
 from pallas_sim.exploration.witness import Witness, digest_of
 from pallas_sim.findings import Owner, Wait
 from pallas_sim.machine import Machine
-from pallas_sim.memory import Ref, Region
+from pallas_sim.memory import Elements, Ref, Region
 from pallas_sim.order.accesses import bounds_of, root
 from pallas_sim.recording import (
     Copy,
@@ -36,8 +35,11 @@ from pallas_sim.recording import (
     Waited,
 )
 
-#: A look of a thread: the name of what it looked at, that itself, and the count that it saw.
-type _Seen = tuple[Hashable, Any, int]
+#: What a thread looks at: it may wait for another count, or for other values.
+type _Awaited = Semaphore | AwaitedElements
+
+#: A look of a thread: the name of what it looked at, that itself, and what it saw.
+type _Seen = tuple[Hashable, Any, Any]
 
 
 class Redundant(BaseException):
@@ -68,6 +70,9 @@ class Explorer(Choices):
       alike: whether devices that have seen the same do the same next: see ``symmetry``.
       waits_for_more: whether a round of a loop that sees less than one that does nothing does
         nothing, too: see ``polling``.
+      impatient: whether a thread that has only looked waits where it would see the same again, even
+        if its loop counts how often it looks: fewer orders, among which most mistakes are.
+      waited: whether it did so.
     """
 
     machine: Machine = field(kw_only=True)
@@ -79,6 +84,8 @@ class Explorer(Choices):
     jaxpr: Any = None
     alike: bool = False
     waits_for_more: bool = False
+    impatient: bool = False
+    waited: bool = False
     _events: Any = None
     _seen: int = 0
     _names: dict[int, tuple[Any, Hashable]] = field(default_factory=dict[int, tuple[Any, Hashable]])
@@ -92,7 +99,15 @@ class Explorer(Choices):
     _pollers: list[Any] = field(default_factory=list[Any])
     _woken: int = 0
     _idle_looks: Counter[Actor] = field(default_factory=Counter[Actor])
+    _elements: dict[tuple[int, bytes], MemoryAccess] = field(
+        default_factory=dict[tuple[int, bytes], MemoryAccess]
+    )
+    _looks_left: dict[Actor, int] = field(default_factory=dict[Actor, int])
+    _goes_on: bool = False
     _acts: Counter[Actor] = field(default_factory=Counter[Actor])
+    _last_looks: dict[tuple[Actor, Hashable], Any] = field(
+        default_factory=dict[tuple[Actor, Hashable], Any]
+    )
     _late: dict[Actor, int] = field(default_factory=dict[Actor, int])
     _delays: int = 0
     _passed: set[Actor] = field(default_factory=set[Actor])
@@ -110,6 +125,8 @@ class Explorer(Choices):
     def next_task(self, ready: deque[Any]) -> Any:
         """Choose what happens next; copies move until a task goes on, or nothing can happen."""
         while True:
+            if self._goes_on:
+                return self._go_on(ready)
             self._end_step()
             enabled = self._known_enabled(ready) or self._enabled(ready)
             if not enabled:
@@ -136,6 +153,15 @@ class Explorer(Choices):
             else:
                 self._operate_engine(actor, thing)
 
+    def _go_on(self, ready: deque[Any]) -> Any:
+        """Let the thread of the current step look again within that step."""
+        actor, self._goes_on = self.steps[-1].actor, False
+        self._late.pop(actor, None)
+        self._looks_left[actor] -= 1
+        task = next(task for task in ready if task.thread.number == actor[1])
+        ready.remove(task)
+        return task
+
     def _enabled(self, ready: deque[Any]) -> tuple[Actor, ...]:
         """Return who can take a step: threads, copies and operations; late ones last."""
         enabled = [("thread", task.thread.number, 0) for task in ready]
@@ -158,9 +184,11 @@ class Explorer(Choices):
         self._delays += 1
         self._late[actor] = self._delays
 
-    def defer(self, thread: Any) -> None:
-        """Let all others go on before a thread that is about to look."""
+    def defer(self, thread: Any, thing: Any) -> None:
+        """Let all others go on before a thread that is about to look, if any can."""
         self._be_late(("thread", thread.number, 0))
+        if self.steps and self._looks_left.get(self.steps[-1].actor):
+            self._goes_on = self._repeats(self._name(thing), thing)
 
     def enter_round(self, thread: Any, mark: Any, state: Callable[[], Hashable]) -> Any:
         """Find rounds of a loop that have done nothing but look, and go on as if they were none.
@@ -168,31 +196,36 @@ class Explorer(Choices):
         The loop is where it was before them. A run without such rounds has the same events. So the
         next rounds need not be run: that they see more is another order (Kokologiannakis, Ren and
         Vafeiadis, "Dynamic partial order reductions for spinloops", FMCAD 2021). Where nobody else
-        can go on they are run, and wait for a change.
+        can go on they are run, and wait for a change. If all of them were one look at memory, it
+        waits in any case: the look comes next after the change, and ahead of it is no order.
         """
         del thread
         if not self.steps:
             return None
         actor = self.steps[-1].actor
         looks = self._looks.setdefault(actor, [])
-        acts = self._acts[actor] + sum(map(_acts, self.machine.recording.events[self._seen :]))
+        acts = self._acts_of(actor)
         if mark is not None and mark.acts == acts and mark.looks == len(looks):
             return mark
         known = mark.known if mark is not None and mark.acts == acts else {}
         now = state()
         if now in known:
-            self._vain[actor] = looks[known[now] :]
+            self._vain[actor] = vain = looks[known[now] :]
             known = {}
-            self._spin(self.steps[-1], {name: count for name, _, count in self._vain[actor]})
+            if len(vain) == 1 and isinstance(vain[0][1], AwaitedElements):
+                accesses = self.steps[self._looked[actor]].accesses
+                accesses[:] = [a._replace(spins=a.spins or a.atomic == "look") for a in accesses]
+            else:
+                self._spin(self.steps[-1], {name: count for name, _, count in vain})
         known[now] = len(looks)
         return _Rounds(acts, len(looks), known)
 
-    def _spin(self, step: ExploredStep, seen: dict[Hashable, int]) -> None:
+    def _spin(self, step: ExploredStep, seen: dict[Hashable, Any]) -> None:
         """Note that rounds of a loop that end in a step have done nothing but look.
 
         Args:
           step: the last one of them.
-          seen: the counts that they saw last.
+          seen: the counts and values that they saw last.
         """
 
     def _turn(self, actor: Actor, *, late: bool) -> None:
@@ -237,7 +270,13 @@ class Explorer(Choices):
         last = max((at for at, choice in enumerate(self.chosen, 1) if choice), default=0)
         choices = tuple(self.chosen[:last])
         memory = self.memory and self.machine.platform == "gpu"
-        return Witness(digest_of(self.jaxpr), self.machine.target, choices, memory=memory)
+        return Witness(
+            digest_of(self.jaxpr),
+            self.machine.target,
+            choices,
+            memory=memory,
+            impatient=self.waited,
+        )
 
     def look(self, thread: Any, kind: str, target: Any, line: str = "") -> None:
         """Add a look to the current step.
@@ -258,39 +297,76 @@ class Explorer(Choices):
             step.where[kind, target] = where
             return
         name = self._name(target)
-        vain = self._vain.pop(step.actor, [])
-        things = {one: thing for one, thing, _ in vain}
-        task = thread.machine.scheduler.current
-        if name in things and task is not None:
-            if all(thing.count == count for _, thing, count in vain):
-                self._wait_for_change(thread, task, list(things.values()), line)
-                step = self.steps[-1]
-            else:
-                self._follow_change({(change, one) for change in ("add", "end") for one in things})
-        elif self._idle_looks[step.actor] >= LOOKS and task is not None:
-            self._wait_for_change(thread, task, [target], line)
-            step = self.steps[-1]
-        self._idle_looks[step.actor] += 1
-        self._looks.setdefault(step.actor, []).append((name, target, target.count))
+        self._await(thread, target, name, line)
+        step = self.steps[-1]
+        self._note_look(name, target)
         step.operations["look", name] = target.count
         step.where["look", name] = where
-        self._looked[step.actor] = len(self.steps) - 1
+
+    def await_change(self, thread: Any, elements: AwaitedElements, line: str) -> None:
+        """As any ``Choices``."""
+        if self.steps:
+            self._await(thread, elements, self._name(elements), line)
+
+    def repeats(self, elements: AwaitedElements) -> bool:
+        """As any ``Choices``."""
+        return bool(self.steps) and self._repeats(self._name(elements), elements)
+
+    def _note_look(self, name: Hashable, target: _Awaited) -> None:
+        actor = self.steps[-1].actor
+        self._idle_looks[actor] += 1
+        self._looks.setdefault(actor, []).append((name, target, target.count))
+        self._looked[actor] = len(self.steps) - 1
+        self._last_looks[actor, name] = self._acts_of(actor), target.count
+
+    def _repeats(self, name: Hashable, target: _Awaited) -> bool:
+        """Return whether the thread has done nothing but look since it saw what it would see."""
+        actor = self.steps[-1].actor
+        last = self._last_looks.get((actor, name))
+        return last == (self._acts_of(actor), target.count)
+
+    def _acts_of(self, actor: Actor) -> int:
+        """Return how often the actor of the current step has done more than look."""
+        return self._acts[actor] + sum(map(_acts, self.machine.recording.events[self._seen :]))
+
+    def _await(self, thread: Any, target: _Awaited, name: Hashable, line: str) -> None:
+        """Let a thread wait that is about to look, if it has looked in vain or too often."""
+        actor, task = self.steps[-1].actor, thread.machine.scheduler.current
+        vain = self._vain.pop(actor, [])
+        things = {one: thing for one, thing, _ in vain}
+        if task is None:
+            return
+        if name in things:
+            if all(thing.count == count for _, thing, count in vain):
+                self._wait_for_change(thread, task, list(things.values()), line)
+            else:
+                self._follow_change(things)
+        elif not self._looks_left.get(actor):
+            impatient = self.impatient and self._repeats(name, target)
+            self.waited |= impatient
+            if impatient or self._idle_looks[actor] >= LOOKS:
+                self._wait_for_change(thread, task, [target], line)
 
     def _wait_for_change(
-        self, thread: Any, task: Any, semaphores: Sequence[Semaphore], line: str
+        self, thread: Any, task: Any, things: Sequence[_Awaited], line: str
     ) -> None:
-        """Let others go on until a count changes, or nothing else can happen."""
+        """Let others go on until one of several things changes, or nothing else can happen."""
         scheduler = thread.machine.scheduler
-        for semaphore in semaphores:
-            semaphore.waiting.append(task)
-        self._pollers.append((task, semaphores))
+        before, idle = [thing.count for thing in things], False
         if self._wake_pollers not in scheduler.idle:
             scheduler.idle.append(self._wake_pollers)
-        scheduler.block(lambda: _polls(thread, semaphores[-1], line))
-        self.follow_waker()
-        for semaphore in semaphores:
-            if task in semaphore.waiting:
-                semaphore.waiting.remove(task)
+        while not idle and before == [thing.count for thing in things]:
+            for thing in things:
+                thing.waiting.append(task)
+            self._pollers.append((task, things))
+            scheduler.block(lambda: _polls(thread, things[-1], line))
+            self.follow_waker()
+            idle = all(task in thing.waiting for thing in things)
+            if idle:
+                self._looks_left.setdefault(self.steps[-1].actor, LOOKS_ALONE)
+            for thing in things:
+                if task in thing.waiting:
+                    thing.waiting.remove(task)
 
     def operate(
         self, kind: str, name: Hashable, value: int, where: tuple[str, str] = ("", "")
@@ -305,38 +381,42 @@ class Explorer(Choices):
         self.operate("peek", ("steps of", self._actor_of(operation)), steps)
 
     def access(
-        self, region: Region, atomic: str, where: tuple[str, str], *, writes: bool | None = None
+        self,
+        region: Region,
+        atomic: str,
+        where: tuple[str, str],
+        *,
+        writes: bool | None = None,
+        awaited: AwaitedElements | None = None,
     ) -> None:
         """As any ``Choices``."""
-        if self.steps:
-            writes = atomic != "look" if writes is None else writes
-            self._touch(self.steps[-1], region, where, writes=writes, atomic=atomic)
-            actor = self.steps[-1].actor
-            if atomic == "look":
-                self._looked[actor] = len(self.steps) - 1
-            # Loops that look at memory wait before they look again: see ``repeat_look``.
-            self._acts[actor] += 1
-
-    def repeat_look(self) -> None:
-        """As any ``Choices``."""
-        actor = self.steps[-1].actor
-        at = self._looked.get(actor)
-        if at is None:
+        if not self.steps:
             return
-        accesses = self.steps[at].accesses
-        accesses[:] = [a._replace(spins=a.spins or a.atomic == "look") for a in accesses]
-        looks = [access for access in accesses if access.spins]
-        for position in range(at + 1, len(self.steps) - 1):
-            others = self.steps[position].accesses
-            if any(a.writes and a.conflicts(look) for a in others for look in looks):
-                self.past.follow(actor, position)
-                return
+        name = self._access_of(region) if awaited is None else self._elements_of(awaited)
+        writes = atomic != "look" if writes is None else writes
+        access = name._replace(writes=writes, atomic=atomic, where=where)
+        if access not in self.steps[-1].accesses[-1:]:
+            self.steps[-1].accesses.append(access)
+        if atomic == "look" and awaited is not None:
+            self._note_look(name, awaited)
+        else:
+            self.act()
 
-    def _follow_change(self, changes: set[Operation]) -> None:
+    def act(self) -> None:
+        """As any ``Choices``."""
+        if self.steps:
+            self._acts[self.steps[-1].actor] += 1
+
+    def _follow_change(self, names: Collection[Hashable]) -> None:
         """Note that a thread that looks again sees the first change since: it waits for that."""
         actor = self.steps[-1].actor
-        for position in range(self._looked.get(actor, len(self.steps)) + 1, len(self.steps) - 1):
-            if not changes.isdisjoint(self.steps[position].operations):
+        at = self._looked[actor]
+        looks = [access for access in self.steps[at].accesses if access.spins]
+        for position in range(at + 1, len(self.steps) - 1):
+            step = self.steps[position]
+            if any(kind in ("add", "end") and what in names for kind, what in step.operations) or (
+                any(a.writes and a.conflicts(look) for a in step.accesses for look in looks)
+            ):
                 self.past.follow(actor, position)
                 return
 
@@ -461,6 +541,7 @@ class Explorer(Choices):
         acts = any(kind != "look" for kind, _ in step.operations)
         if acts or any(access.writes for access in step.accesses):
             self._woken = 0
+            self._looks_left.clear()
             self._idle_looks.clear()
             self._vain.pop(step.actor, None)
         self.past.add(step, met, everyone=barrier)
@@ -474,26 +555,37 @@ class Explorer(Choices):
         writes: bool,
         atomic: str,
     ) -> None:
-        if not (self.memory or atomic):
-            return
+        if self.memory or atomic:
+            access = self._access_of(region)
+            step.accesses.append(access._replace(writes=writes, atomic=atomic, where=where))
+
+    def _access_of(self, region: Region) -> MemoryAccess:
+        """Return a look at memory; it names the elements, alike in all runs."""
         whole = root(region)
         if id(whole) not in self._names:
             self._learn_all()
         # What no device has is a thread's own: it is named by who accessed it first, and when.
+        step = self.steps[-1]
         first_access = ("memory", step.actor, self._counts[step.actor], len(step.accesses))
         name = self._names.setdefault(id(whole), (whole, first_access))[1]
         start, (first, end) = bounds_of(whole)[0], bounds_of(region)
-        part = part_of(region, start)
-        access = MemoryAccess(name, first - start, end - start, writes, atomic, where, part)
-        step.accesses.append(access)
+        return MemoryAccess(name, first - start, end - start, part=part_of(region, start))
 
-    def _name(self, semaphore: Semaphore) -> Hashable:
-        """Name a semaphore by where it is, which all runs do alike."""
-        known = self._names.get(id(semaphore))
+    def _name(self, thing: _Awaited) -> Hashable:
+        """Name a semaphore, or elements of memory, by where it is, which all runs do alike."""
+        if isinstance(thing, AwaitedElements):
+            return self._elements_of(thing)
+        known = self._names.get(id(thing))
         if known is None:
             self._learn_all()
-            known = self._names.setdefault(id(semaphore), (semaphore, semaphore.name))
+            known = self._names.setdefault(id(thing), (thing, thing.name))
         return known[1]
+
+    def _elements_of(self, thing: AwaitedElements) -> MemoryAccess:
+        key = id(root(thing.memory)), thing.numbers.tobytes()
+        if key not in self._elements:
+            self._elements[key] = self._access_of(Elements(thing.memory, (thing.numbers,)))
+        return self._elements[key]
 
     def _learn_all(self) -> None:
         for device in self.machine.devices.values():
@@ -631,12 +723,10 @@ POLLS = 64
 #: its loop counts them: a loop without end must end.
 LOOKS = 1_000
 
+#: How often such a thread looks again when nobody else can go on, until it waits for good.
+LOOKS_ALONE = 10_000
 
-def _polls(thread: Any, semaphore: Semaphore, line: str) -> Any:
-    return Wait(
-        owner=thread.owner,
-        on=semaphore.name,
-        had=semaphore.count,
-        line=line,
-        program=thread.program,
-    )
+
+def _polls(thread: Any, thing: _Awaited, line: str) -> Any:
+    had = thing.count if isinstance(thing.count, int) else 0
+    return Wait(owner=thread.owner, on=thing.name, had=had, line=line, program=thread.program)

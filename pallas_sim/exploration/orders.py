@@ -12,6 +12,7 @@ from pallas_sim.exploration.explorer import OTHER_RUN, Explorer, Redundant, Unre
 from pallas_sim.exploration.past import (
     Actor,
     ExploredStep,
+    MemoryAccess,
     conflict,
     may_change,
 )
@@ -30,7 +31,7 @@ class ReplayedOrder(Explorer):
 
     def __post_init__(self) -> None:
         """Let threads stop where they did."""
-        self.memory = self.replayed.memory
+        self.memory, self.impatient = self.replayed.memory, self.replayed.impatient
 
     def begin(self, jaxpr: Any) -> None:
         """Keep what runs.
@@ -197,13 +198,18 @@ class ReducedOrder(Explorer):
         return node.enabled
 
     def _sees_nothing_new(self, step: ExploredStep) -> bool:
-        """Return whether a step ends a round of looks at counts that are still the same."""
-        counts = {name: one.count for one, name in self._names.values() if name in step.seen}
-        return bool(step.seen) and all(
-            counts.get(name, seen) == seen for name, seen in step.seen.items()
-        )
+        """Return whether a step ends a round of looks at what is still the same."""
+        things = {name: thing for thing, name in self._names.values()} if step.seen else {}
+        now: dict[Hashable, Any] = {}
+        for name, seen in step.seen.items():
+            if isinstance(name, MemoryAccess):
+                memory = things.get(name.memory)
+                now[name] = seen if memory is None else name.values_in(memory)
+            else:
+                now[name] = things[name].count if name in things else seen
+        return bool(step.seen) and now == step.seen
 
-    def _spin(self, step: ExploredStep, seen: dict[Hashable, int]) -> None:
+    def _spin(self, step: ExploredStep, seen: dict[Hashable, Any]) -> None:
         """End the run: all that follows is in runs without this round, unless nobody goes on."""
         step.seen = seen
         node = self.nodes[len(self.steps) - 1]

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -133,7 +133,7 @@ class MemoryAccess(NamedTuple):
     memory: Hashable
     first: int
     end: int
-    writes: bool
+    writes: bool = False
     atomic: str = ""
     where: tuple[str, str] = ("", "")
     part: Part | None = None
@@ -155,6 +155,13 @@ class MemoryAccess(NamedTuple):
         """Which bytes it accesses."""
         return self.part or ((self.first,), (self.end - self.first,), (1,), 1)
 
+    def values_in(self, memory: np.ndarray[Any, Any]) -> bytes:
+        """Return what its elements are in the whole memory."""
+        starts, shape, strides, size = self.whole_part
+        kind: Any = f"V{size}"
+        views = [np.ndarray(shape, kind, memory.data, start, strides) for start in starts]
+        return b"".join(view.tobytes() for view in views)
+
 
 @dataclass(eq=False, slots=True)
 class ExploredStep:
@@ -166,7 +173,8 @@ class ExploredStep:
       ended: whether all that it did is known.
       accesses: to memory, where these are kept: see ``Explorer.memory``.
       where: name and line of its operations.
-      seen: if it ends a round of a loop that has done nothing but look: the counts that it saw.
+      seen: if it ends a round of a loop that has done nothing but look: the counts that it saw, and
+        the values of elements, which an access names.
     """
 
     actor: Actor
@@ -176,7 +184,7 @@ class ExploredStep:
     where: dict[Operation, tuple[str, str]] = field(
         default_factory=dict[Operation, tuple[str, str]]
     )
-    seen: dict[Hashable, int] = field(default_factory=dict[Hashable, int])
+    seen: dict[Hashable, Any] = field(default_factory=dict[Hashable, Any])
 
 
 def conflict(one: ExploredStep, other: ExploredStep) -> bool:

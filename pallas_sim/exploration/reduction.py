@@ -27,7 +27,10 @@ class Search:
       falls: whether such a look at less does nothing either: see ``polling``.
       lookers: who looks at the count of a semaphore.
       left_out: the semaphores for which orders were left out because only one looks at them.
-      anew: how often the search began anew because a second one did.
+      impatient: whether threads wait in the runs that would see the same again: see
+        ``explorer.Explorer``. If any did, the search begins anew without that once it is through.
+      waited: whether any did.
+      anew: how often the search began anew, for this reason or because a second one looks.
     """
 
     nodes: list[Node] = field(default_factory=list[Node])
@@ -37,6 +40,8 @@ class Search:
     falls: bool = False
     lookers: dict[Hashable, set[Actor]] = field(default_factory=dict[Hashable, set[Actor]])
     left_out: set[Hashable] = field(default_factory=set[Hashable])
+    impatient: bool = True
+    waited: bool = False
     anew: int = 0
     _known_races: set[tuple[int, int]] = field(default_factory=set[tuple[int, int]])
 
@@ -48,6 +53,7 @@ class Search:
     def learn(self, explorer: ReducedOrder) -> None:
         """Take note of a run that was made, and find the next one."""
         self.count += 1
+        self.waited |= explorer.waited
         self.falls = explorer.waits_for_more
         nodes, past = self.nodes, explorer.past
         del nodes[len(explorer.steps) :]
@@ -70,6 +76,10 @@ class Search:
             _want_others(nodes[-1])
         while nodes and not self._untried(nodes[-1]):
             nodes.pop()
+        if not nodes and self.waited and self.impatient:
+            self.impatient = False
+            self._begin_anew()
+            return
         self.left = bool(nodes)
         self._known_races = {race for race in past.races if race[1] < len(nodes) - 1}
         if nodes:

@@ -370,7 +370,8 @@ def _walk(runs: _Runs, orders: Search, *, memory: bool) -> Iterator[_Outcome]:
         explorers: list[ReducedOrder] = []
 
         def choices(machine: Machine) -> Explorer:
-            explorers.append(ReducedOrder(machine=machine, nodes=orders.nodes, memory=memory))  # noqa: B023
+            facts: Any = {"memory": memory, "impatient": orders.impatient}
+            explorers.append(ReducedOrder(machine=machine, nodes=orders.nodes, **facts))  # noqa: B023
             return explorers[0]  # noqa: B023
 
         outcome = runs.make(choices, monitored=not memory)
@@ -382,10 +383,10 @@ def _walk(runs: _Runs, orders: Search, *, memory: bool) -> Iterator[_Outcome]:
         before = orders.anew
         orders.learn(explorers[0])
         runs.learn(explorers[0])
+        if outcome is not None:
+            yield outcome
         if orders.anew > before:
             runs.classes = 0
-        elif outcome is not None:
-            yield outcome
 
 
 def same_values(one: Any, other: Any, *, rounds: bool = False) -> bool:
@@ -455,7 +456,8 @@ def _reversed(runs: _Runs, outcome: _Outcome) -> _Reversal | None:
         assert result is not None
         return result, orders[0]
 
-    plain = directed(actors=actors, memory=True)[1]
+    impatient = outcome.explorer.waited
+    plain = directed(actors=actors, memory=True, impatient=impatient)[1]
     past = plain.past
     past.order()
     runs.learn(plain)
@@ -465,6 +467,7 @@ def _reversed(runs: _Runs, outcome: _Outcome) -> _Reversal | None:
         held, other = actors[earlier], actors[later]
         until = other, actors[:later].count(other)
         way: Any = {"actors": actors[:earlier], "held": held, "until": until, "memory": stops}
+        way["impatient"] = impatient
         result, order = directed(**way)
         fault = runs.fault_of(result)
         if fault:
@@ -536,7 +539,8 @@ def _shrunk(runs: _Runs, outcome: _Outcome, fault: _Fault) -> _Outcome:
     switches on; then blocks of steps are left out, by delta debugging (Zeller and Hildebrandt, IEEE
     TSE 28(2), 2002).
     """
-    memory = outcome.explorer.witness.memory
+    witness = outcome.explorer.witness
+    facts: Any = {"memory": witness.memory, "impatient": witness.impatient}
     best, left = outcome, _SHRINKS
 
     def attempt(blocks: Sequence[_Block], held: Actor | None = None) -> bool:
@@ -544,7 +548,7 @@ def _shrunk(runs: _Runs, outcome: _Outcome, fault: _Fault) -> _Outcome:
         left -= 1
         actors = [actor for block in blocks for actor in block]
         result = runs.make(
-            lambda machine: DirectedOrder(machine=machine, actors=actors, held=held, memory=memory),
+            lambda machine: DirectedOrder(machine=machine, actors=actors, held=held, **facts),
             monitored=False,
         )
         if result is None or not fault.is_in(runs.fault_of(result)):

@@ -18,7 +18,7 @@ VERSION = 1
 #: More choices than any run has; a text that names one beyond is a mistake.
 _MOST = 10_000_000
 
-_TEXT = re.compile(r"(\d+)(m?)-(\w+)-([0-9a-f]{8})((?:-\d+\.\d+)*)", re.ASCII)
+_TEXT = re.compile(r"(\d+)(m?)(i?)-(\w+)-([0-9a-f]{8})((?:-\d+\.\d+)*)", re.ASCII)
 
 
 @dataclass(frozen=True)
@@ -35,6 +35,7 @@ class Witness:
         ``explorer.Explorer``. All after the last one are 0.
       version: of the meaning of the choices.
       memory: whether programs of a GPU stop before plain accesses to memory, too.
+      impatient: whether threads wait that would see the same again: see ``explorer.Explorer``.
     """
 
     program: str
@@ -42,11 +43,13 @@ class Witness:
     choices: tuple[int, ...] = ()
     version: int = VERSION
     memory: bool = False
+    impatient: bool = False
 
     def __str__(self) -> str:
         """The text of it."""
         steps = "".join(f"-{skipped}.{choice}" for skipped, choice in self._switches())
-        return f"{self.version}{'m' * self.memory}-{self.target}-{self.program}{steps}"
+        kind = "m" * self.memory + "i" * self.impatient
+        return f"{self.version}{kind}-{self.target}-{self.program}{steps}"
 
     @property
     def switches(self) -> int:
@@ -83,7 +86,7 @@ class Witness:
                 f"{shown!r} is no witness: it is {VERSION}-TARGET-PROGRAM-SKIPPED.CHOICE-..., "
                 "as an exploration prints it"
             )
-        _, memory, target, program, steps = match.groups()
+        _, memory, impatient, target, program, steps = match.groups()
         if target not in TARGETS:
             raise OptionError(f"witness {shown!r} is for {target!r}, which is no target")
         choices: list[int] = []
@@ -92,7 +95,8 @@ class Witness:
             if len(choices) + skipped >= _MOST:
                 raise OptionError(f"witness {shown!r} has more than {_MOST:,} choices")
             choices += [*[0] * skipped, choice]
-        return cls(program, target, tuple(choices), memory=bool(memory))
+        kinds = {"memory": bool(memory), "impatient": bool(impatient)}
+        return cls(program, target, tuple(choices), **kinds)
 
     def is_of(self, jaxpr: Any, target: str) -> bool:
         """Return whether it is an order of a traced call on a chip."""

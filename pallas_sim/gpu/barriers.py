@@ -149,9 +149,7 @@ def _numbered(thread: GpuThread, number: int, count: int) -> Barrier:
 def test(thread: GpuThread, barrier: Barrier, line: str) -> bool:
     """Return whether the next phase is complete; if so, that counts as a wait for it."""
     choices = thread.machine.choices
-    if choices.explores:
-        choices.defer(thread)
-    thread.machine.scheduler.give_way()
+    thread.machine.scheduler.give_way(barrier)
     choices.look(thread, "look", barrier, line or thread.around)
     if not is_passed(thread, barrier):
         if barrier.coming and not moves_by_choice(thread):

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from pallas_sim.choices import atomic_kind
+from pallas_sim.choices import AwaitedElements, atomic_kind
 from pallas_sim.dtypes import Array
 from pallas_sim.edges import (
     Contents,
@@ -248,9 +248,7 @@ class BlockAccess:
             return values
 
         if volatile:
-            if self.thread.machine.choices.explores:
-                self.thread.machine.choices.defer(self.thread)
-            self._stop(inside)
+            self._stop(inside, looks=True)
         values = load(contents_of(self.thread))
         self._note("volatile" if volatile else "read", _SelectedElements(inside))
         if volatile:
@@ -383,17 +381,21 @@ class BlockAccess:
         facts: dict[str, Any] = {"ref": self.ref.name, "shape": shape}
         return self.thread.finding("bounds", message, self.line, **facts)
 
-    def _stop(self, numbers: Array) -> None:
+    def _stop(self, numbers: Array, *, looks: bool = False) -> None:
         """Stop before a look at elements, or an atomic access, if another order may matter."""
-        block: ProgramBlock = self.ref.block
-        flat = block.memory.array.reshape(-1)
-
-        def seen() -> tuple[str, bytes, bytes]:
-            return self.line, numbers.tobytes(), flat[numbers].tobytes()
-
+        choices = self.thread.machine.choices
+        if not choices.explores:
+            return
+        awaited = self._awaited(numbers)
+        if looks or choices.repeats(awaited):
+            choices.defer(self.thread, awaited)
         self.thread.machine.scheduler.stop()
-        if block.waiting is not None:
-            block.waiting.await_change(self.thread, self.ref, seen)
+        choices.await_change(self.thread, awaited, self.line)
+
+    def _awaited(self, numbers: Array) -> AwaitedElements:
+        memory = self.ref.block.memory
+        flat = memory.array.reshape(-1)
+        return AwaitedElements(self.ref.name, flat, numbers, memory.waiting)
 
     def _stop_if_shared(self) -> None:
         """Stop before a plain access, if the order of these is among the choices."""
@@ -403,9 +405,9 @@ class BlockAccess:
 
     def _choose(self, numbers: Array, atomic: str) -> None:
         """Note an access to elements whose order with those of other programs may matter."""
-        flat = self.ref.block.memory.array.reshape(-1)
-        at = (self.ref.name, self.line)
-        self.thread.machine.choices.access(Elements(flat, (numbers,)), atomic, at)
+        awaited, at = self._awaited(numbers), (self.ref.name, self.line)
+        region = Elements(awaited.memory, (numbers,))
+        self.thread.machine.choices.access(region, atomic, at, awaited=awaited)
 
     def _note(self, kind: GlobalAccessKind, elements: ElementSelection) -> None:
         block: ProgramBlock = self.ref.block

@@ -294,10 +294,12 @@ class SharedArray:
     Attributes:
       array: its elements, row by row.
       shadow: the last accesses to each of them; None if no program writes it.
+      waiting: the programs that wait for a change.
     """
 
     array: Array
     shadow: Shadow | None = None
+    waiting: list[Task] = field(default_factory=list[Task])
     _indices: Array | None = None
 
     @property
@@ -313,7 +315,7 @@ class SharedArray:
 
 
 #: How often all programs look again before it is a deadlock.
-_ROUNDS = 100
+_ROUNDS = 1_000
 
 #: Threads and blocks of threads that a multiprocessor can have ("Technical Specifications per
 #: Compute Capability" in the CUDA C++ Programming Guide).
@@ -367,12 +369,12 @@ class WaitingPrograms:
 
     Attributes:
       machine: the run.
-      tasks: those that wait, and for which memory.
+      awaited: the memory that they wait for.
       rounds: how often all of them have looked again since something changed.
     """
 
     machine: Machine
-    tasks: dict[Task, SharedArray] = field(default_factory=dict)
+    awaited: list[SharedArray] = field(default_factory=list[SharedArray])
     rounds: int = 0
 
     def run(
@@ -416,14 +418,21 @@ class WaitingPrograms:
     def changed(self, memory: SharedArray) -> None:
         """Let programs that wait for some memory look again, because one has changed it."""
         self.rounds = 0
-        for task in [task for task, awaited in self.tasks.items() if awaited is memory]:
-            del self.tasks[task]
-            self.machine.scheduler.wake(task)
+        self._wake(memory)
+        self.machine.choices.act()
         if not self.machine.choices.explores:  # there, a program stops before it looks
             self.machine.scheduler.pause()
 
+    def _wake(self, memory: SharedArray) -> None:
+        for task in memory.waiting:
+            self.machine.scheduler.wake(task)
+        memory.waiting.clear()
+
     def looked(self, thread: Thread, ref: Ref, seen: tuple[str, bytes, bytes]) -> None:
         """Let a program wait that saw in memory what it saw there before, and changed nothing.
+
+        It looks again when nobody else can go on. So this is one order of those that are possible;
+        where every order is explored, the rounds of a loop say whether it waits.
 
         Args:
           thread: that runs it.
@@ -434,50 +443,23 @@ class WaitingPrograms:
         before, program.last = program.last, seen
         scheduler = self.machine.scheduler
         task = scheduler.current
-        # A program that sees something new goes on: it may be in no loop at all.
-        if scheduler.choices.explores:  # it waits before the next look
+        if scheduler.choices.explores:
             return
+        # A program that sees something new goes on: it may be in no loop at all.
         if before != seen or task is None:
             scheduler.pause()
             return
-        self.tasks[task] = ref.block.memory
-        scheduler.block(lambda: self._wait_of(thread, ref, seen[0]))
-
-    def await_change(
-        self, thread: Thread, ref: Ref, seen: Callable[[], tuple[str, bytes, bytes]]
-    ) -> None:
-        """Let a program wait before it looks, if it would see what it saw before.
-
-        Only where every order is explored: a look that sees nothing new is a step too many.
-
-        Args:
-          thread: that runs it.
-          ref: as of ``looked``.
-          seen: returns what it would see, as of ``looked``.
-        """
-        choices, scheduler = self.machine.choices, self.machine.scheduler
-        task, before = scheduler.current, ref.block.program.last
-        if not choices.explores or task is None or before is None or before[:2] != seen()[:2]:
-            return
-        choices.repeat_look()
-        while before == seen():
-            self.tasks[task], rounds = ref.block.memory, self.rounds
-            scheduler.block(lambda: self._wait_of(thread, ref, before[0]))
-            choices.follow_waker()
-            if self.rounds > rounds:  # nobody can change it, so the loop may end by counting
-                break
-
-    def _wait_of(self, thread: Thread, ref: Ref, line: str) -> Wait:
-        point = ref.block.program.point
-        return Wait(owner=thread.owner, on=ref.name, line=line, program=point)
+        ref.block.memory.waiting.append(task)
+        self.awaited.append(ref.block.memory)
+        wait = Wait(owner=thread.owner, on=ref.name, line=seen[0], program=program.point)
+        scheduler.block(lambda: wait)
 
     def look_again(self) -> bool:
         """Let all programs that wait go on; False if they did so too often."""
-        if not self.tasks or self.rounds >= _ROUNDS:
+        awaited, self.awaited = self.awaited, []
+        if not any(memory.waiting for memory in awaited) or self.rounds >= _ROUNDS:
             return False
         self.rounds += 1
-        tasks = list(self.tasks)
-        self.tasks.clear()
-        for task in tasks:
-            self.machine.scheduler.wake(task)
+        for memory in awaited:
+            self._wake(memory)
         return True

@@ -259,7 +259,7 @@ def _read(eqn: Equation) -> Evaluate:
         semaphore.looked = True
         # A loop that reads until others have signalled must let them, and copies too.
         machine = thread.machine
-        machine.scheduler.give_way()
+        machine.scheduler.give_way(semaphore)
         machine.choices.look(thread, "look", semaphore, eqn.line)
         count = np.int32(semaphore.count)
         if machine.choices.explores and machine.scheduler.current is not None:

@@ -170,15 +170,13 @@ def chained_sums(x: jax.Array, *, block: int = 4, wrong: str = "") -> jax.Array:
         program = pl.program_id(0)
         before = jnp.maximum(program - 1, 0)
 
-        def waits(_: Any) -> Any:
+        def look(_: Any) -> Any:
             if wrong:
-                flag = plt.load(flags_ref.at[before], volatile=True)
-            else:
-                flag = plt.atomic_add(flags_ref, (before,), 0)
-            return (flag == 0) & (program > 0)
+                return plt.load(flags_ref.at[before], volatile=True)
+            return plt.atomic_add(flags_ref, (before,), 0)
 
-        tries = jax.lax.while_loop(waits, lambda tries: tries + 1, 0)
-        start = jnp.where((program > 0) & (tries >= 0), o_ref[before], 0)
+        flag = jax.lax.while_loop(lambda flag: (flag == 0) & (program > 0), look, 0)
+        start = jnp.where(flag != 0, o_ref[before], 0)
         o_ref[program] = start + jnp.sum(x_ref[...], axis=0)
         plt.atomic_xchg(flags_ref, (program,), 1)
 

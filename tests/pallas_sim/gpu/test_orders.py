@@ -12,6 +12,7 @@ import pytest
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jax.experimental.pallas import triton as plt
+from pallas_test_support import grid_orders
 from pallas_test_support.gpu_orders import disagreement
 
 from pallas_sim import Exploration, explore, order_matters, simulate
@@ -26,6 +27,20 @@ FREE = np.zeros((), np.int32)
 @pytest.mark.parametrize("seed", range(300))
 def test_all_orders_of_small_programs(seed):
     assert disagreement(seed) == ""
+
+
+@pytest.mark.parametrize("seed", range(300))
+def test_all_orders_of_small_grids(seed):
+    assert grid_orders.disagreement(seed) == ""
+
+
+@pytest.mark.parametrize(
+    "looks", ["twice", "in vain", "poll", "count", "collect", "try", "spin", "either", "test"]
+)
+def test_looks_that_see_the_same(looks):
+    """Loops that count are run for each of their looks, and so are looks in a row."""
+    for other in ((("add", 0), ("add", 0)), (("claim", 0), ("exchange", 0))):
+        assert grid_orders.difference((((looks, 0), ("fetch", 0)), other)) == ""
 
 
 def explored(function: Callable[..., Any], *arrays: Any, schedules: int = 100) -> Exploration:
@@ -265,6 +280,64 @@ def test_tiles_that_programs_claim():
     few = explored(claims(notes_who=False), ZERO, schedules=2)
     assert (few.verdict, few.left > 0) == ("open", True)
     assert explored(claims(notes_who=True), ZERO).differs
+
+
+def polls(body: Callable[[Any, Any], Any]) -> Any:
+    """Program 0 notes what a loop gives that looks at a flag; program 1 sets it."""
+
+    def programs_body(_, flag_ref, o_ref):
+        @pl.when(pl.program_id(0) == 0)
+        def _look():
+            o_ref[0] = body(flag_ref, lambda: plt.load(flag_ref, volatile=True))
+
+        @pl.when(pl.program_id(0) == 1)
+        def _set():
+            plt.atomic_xchg(flag_ref, (), 1)
+
+    return programs(programs_body, 2, ((), jnp.int32), ((1,), jnp.int32))
+
+
+def at_most(times: int) -> Any:
+    def body(flag_ref, look):
+        return jax.lax.while_loop(
+            lambda state: (state[0] < times) & (state[1] == 0),
+            lambda state: (state[0] + 1, look()),
+            (0, 0),
+        )[1]
+
+    return polls(body)
+
+
+def test_a_loop_that_gives_up():
+    result = explored(at_most(3), FREE)
+    assert (result.verdict, result.differs, result.confirmed) == ("wrong", True, True)
+    again = simulate(at_most(3), FREE, target="h100", witness=str(result.witness))
+    first = simulate(at_most(3), FREE, target="h100")
+    assert int(again.values[1][0]) != int(first.values[1][0])
+
+
+def test_two_looks_in_a_row():
+    result = explored(polls(lambda _, look: 10 * look() + look()), FREE)
+    assert (result.verdict, result.differs) == ("wrong", True)
+
+
+def test_a_loop_that_waits_has_one_order():
+    waits = polls(lambda _, look: jax.lax.while_loop(lambda seen: seen == 0, lambda _: look(), 0))
+    assert (explored(waits, FREE).verdict, explored(waits, FREE).runs) == ("proved", 2)
+
+
+def test_a_loop_that_gives_up_when_nobody_else_can_go_on():
+    def body(_, flag_ref, o_ref):
+        looks, _ = jax.lax.while_loop(
+            lambda state: (state[0] < 1_200) & (state[1] == 0),
+            lambda state: (state[0] + 1, plt.load(flag_ref, volatile=True)),
+            (0, 0),
+        )
+        o_ref[pl.program_id(0)] = looks
+
+    call = programs(body, 2, ((), jnp.int32), ((2,), jnp.int32))
+    result = explored(call, FREE)
+    assert (result.verdict, result.error) == ("proved", None)
 
 
 def locked(count: int, *, exchanges: bool = False, appends: bool = False) -> Any:

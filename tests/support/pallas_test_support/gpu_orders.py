@@ -276,8 +276,9 @@ def _run_thread(
         else:
             access = _access(thread, blocks[number], line)
             if kind == "spin":
+                mark, choices = None, thread.machine.choices
                 while not int(access.load(volatile=True)[0]):
-                    pass
+                    mark = choices.enter_round(thread, mark, tuple)
                 continue
             add = np.array([1 + thread.warpgroup], np.int32)
             change, operator = (_set_if_free, "cas") if kind == "lock" else (np.add, "add")

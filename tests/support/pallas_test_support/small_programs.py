@@ -98,7 +98,7 @@ def run_small(program: Sequence[Sequence[Small]], machine: Machine) -> str:
     brute_force = isinstance(machine.choices, ExhaustiveOrder)
 
     def look(thread: Thread, semaphore: Semaphore) -> int:
-        machine.scheduler.give_way()
+        machine.scheduler.give_way(semaphore)
         machine.choices.look(thread, "look", semaphore)
         return semaphore.count
 
