@@ -146,7 +146,12 @@ class Sandbox:
             self.process.wait()
         self._channel = self.process = None
 
-    def _open(self) -> socket.socket:
+    def start(self) -> socket.socket:
+        """Start the process, unless it runs; return the socket to it.
+
+        Raises:
+          OSError: it does not start.
+        """
         if self.process is not None and self.process.poll() is not None:
             self.close()
         if self._channel is None:
@@ -227,7 +232,7 @@ class Sandbox:
 
     def _run(self, job: bytes, run: _Watch) -> int:
         """Hand over a job and watch it; return the status of its process."""
-        channel = self._open()
+        channel = self.start()
         answers, theirs = os.pipe()
         output, printed = os.pipe()
         try:
@@ -312,7 +317,7 @@ class _Watch:
         while self.ending is None:
             now = time.monotonic()
             if now >= deadline:
-                self.ending = "timed out", f"it did not end in {limits.seconds:g} s"
+                self.ending = "timed out", f"it did not end in {limits.seconds:.3g} s"
                 return
             if now >= look:
                 look = now + _LOOK
