@@ -186,18 +186,20 @@ class Sandbox:
         *,
         target: str,
         again: Sequence[int] = (),
+        package: str = "",
         folder: str = "",
         limits: SandboxLimits | None = None,
     ) -> Traced:
         """Return the programs of a candidate's calls.
 
         Args:
-          files: text of each of its files.
+          files: text of each of its files, by relative paths.
           module: which of them is imported.
           function: the name of the kernel in it.
           cases: the calls.
           target: name of the chip to trace for.
           again: numbers of calls to trace a second time, after all others.
+          package: what relative imports of the module start from; "" if it is in none.
           folder: where the files are, for lines in messages.
           limits: of this candidate; by default those of all.
         """
@@ -219,6 +221,7 @@ class Sandbox:
         job = {
             "files": files,
             "module": module,
+            "package": package,
             "function": function,
             "target": target,
             "cases": [dataclasses.asdict(case) for case in cases],

@@ -218,6 +218,7 @@ class _Judgement:
             stages=listed,
             counterexamples=tuple(self.examples),
             digest=together if digests else "",
+            files=self.candidate.digests,
             programs=digests,
             functions=functions,
             work=self.work,
@@ -268,6 +269,7 @@ class _Judgement:
                 cases,
                 target=label.target,
                 again=again,
+                package=self.candidate.package,
                 folder=self.candidate.folder,
                 limits=SandboxLimits(seconds=max(1.0, min(self._left(), 60.0))),
             )

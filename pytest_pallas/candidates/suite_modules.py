@@ -130,9 +130,10 @@ def driven(path: Path, needed: str = "workload") -> CandidateSource:
       OptionError: there is no such file.
     """
     source = candidate_of(f"{path}:{needed}")
-    text = _DRIVER.format(module=source.module.removesuffix(".py"), needed=needed)
+    name = source.module.removesuffix(".py").replace("/", ".")
+    text = _DRIVER.format(module=name, needed=needed)
     files = {**source.files, _DRIVER_NAME: text}
-    return replace(source, name=path.name, files=files, module=_DRIVER_NAME)
+    return replace(source, name=path.name, files=files, module=_DRIVER_NAME, package="")
 
 
 def of_driver(line: str) -> bool:

@@ -153,6 +153,7 @@ class Report:
       counterexamples: the calls that show what is wrong, the first of each kind.
       digest: a name of the programs that were judged; "" if there are none. Programs of the same
         digest compute the same.
+      files: SHA-256 of each file that the candidate was made of.
       programs: the digest of each program, by shapes.
       functions: these programs as functions of arrays, by shapes: what to time, and to run.
       work: of the first call.
@@ -172,6 +173,7 @@ class Report:
     stages: tuple[Stage, ...]
     counterexamples: tuple[Counterexample, ...] = ()
     digest: str = ""
+    files: Mapping[str, str] = field(default_factory=dict[str, str])
     programs: Mapping[str, str] = field(default_factory=dict[str, str])
     functions: Mapping[str, Callable[..., Any]] = field(
         default_factory=dict[str, Any], repr=False, compare=False

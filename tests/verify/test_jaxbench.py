@@ -372,3 +372,15 @@ def test_a_task_without_a_trace_is_what_the_suite_calls_an_error(tmp_path: Path)
     (verdict,) = verify_suite(find_tasks(suite(tmp_path, {"1p_Int": files})), compiles=False)
     assert (verdict.own.status, verdict.verdict) == ("error", "undecided")
     assert "TypeError" in verdict.why
+
+
+def test_a_candidate_of_a_suite_may_import_what_is_beside_it(tmp_path: Path) -> None:
+    folder = tmp_path / "benchmark" / "1p_scale"
+    folder.mkdir(parents=True)
+    (folder / "baseline.py").write_text(BASELINE)
+    (folder / "parts.py").write_text(KERNEL)
+    beside = tmp_path / "candidate.py"
+    beside.write_text("from parts import call\ndef workload(x, w): return call(x, w, x.shape[1])")
+    (tmp_path / "parts.py").write_text(KERNEL)
+    (verdict,) = verify_suite(find_tasks(folder, kernel=beside), seed=1, compiles=False)
+    assert verdict.verdict == "passed", verdict.why
