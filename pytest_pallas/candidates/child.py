@@ -336,7 +336,9 @@ def _traced(function: Any, facts: Mapping[str, Any]) -> Any:
     import jax.numpy as jnp
 
     options = facts["options"]
-    args = [jax.ShapeDtypeStruct(tuple(shape), jnp.dtype(dtype)) for shape, dtype in facts["args"]]
+    args: list[Any] = [
+        jax.ShapeDtypeStruct(tuple(shape), jnp.dtype(dtype)) for shape, dtype in facts["args"]
+    ]
     wrt, count = tuple(facts.get("gradient", ())), len(args)
 
     def call(*arrays: Any) -> Any:
@@ -355,7 +357,8 @@ def _traced(function: Any, facts: Mapping[str, Any]) -> Any:
     if wrt:
         of_call = jax.eval_shape(lambda *arrays: function(*arrays, **options), *args)
         args = [*args, *jax.tree.leaves(of_call)]
-    return jax.make_jaxpr(call, return_shape=True)(*args)
+    with jax.enable_x64(any(arg.dtype == jnp.float64 for arg in args)):
+        return jax.make_jaxpr(call, return_shape=True)(*args)
 
 
 def _described(error: BaseException, folder: str) -> dict[str, Any]:

@@ -47,8 +47,9 @@ _MEASURED = 2
 #: The part of the budget at which a stage ends, where later ones need the rest.
 _SHARES = {"hidden": 0.7, "ordered": 0.9}
 
-#: A run that the budget ends was endless after so many seconds, and so many times the longest run.
-_ENDLESS_SECONDS, _ENDLESS_RATIO = 5.0, 10.0
+#: A run that is ended does not end after this part of the budget, and so many times the longest
+#: run, in seconds of CPU time: other processes may delay a run.
+_ENDLESS_SHARE, _ENDLESS_RATIO = 1 / 12, 10.0
 
 
 @dataclass
@@ -147,7 +148,7 @@ class _Judgement:
       works: whether the program of a call has a kernel.
       unserved: why the candidate does not serve a dtype or an option, by its name.
       endless: the sentence of runs that did not end, by call.
-      longest: seconds of the longest check of one run that did.
+      longest: seconds of CPU time of the longest of those that did.
       stage: the current one.
       cut: whether its time ended before it did.
     """
@@ -483,8 +484,8 @@ class _Judgement:
         Raises:
           PallasError: of what runs, unless its time ended.
         """
-        begun, left = time.monotonic(), self._left()
-        once = self.stage in ("given", "hidden")
+        begun, left = time.process_time(), self._left()
+        few = self.stage in ("kernel", "given", "hidden")  # runs
         self.judge.expected.running = False
         line = ""
         if left <= 0:
@@ -492,8 +493,8 @@ class _Judgement:
         try:
             with ending_whole(max(left, 0.001)):
                 yield
-            if once:
-                self.longest = max(self.longest, time.monotonic() - begun)
+            if few:
+                self.longest = max(self.longest, time.process_time() - begun)
             return
         except OverdueError as late:
             line = late.line
@@ -501,18 +502,19 @@ class _Judgement:
             if not error.timed_out:
                 raise
             line = getattr(error, "line", "")
-        seconds = time.monotonic() - begun
+        seconds = time.process_time() - begun
         if self.judge.expected.running:
             self.undecided = f"the reference did not end in {seconds:.3g} s"
             return
         fair = self.judge.timeout
-        if once:
-            fair = min(fair, max(_ENDLESS_SECONDS, _ENDLESS_RATIO * self.longest))
+        if few:
+            share = _ENDLESS_SHARE * self.judge.budget
+            fair = min(fair, max(share, _ENDLESS_RATIO * self.longest))
         if seconds < 0.9 * fair:
             self.cut = True
         else:
             where = f", at {line}" if line else ""
-            self.endless[label, number] = f"a run did not end in {seconds:.3g} s{where}"
+            self.endless[label, number] = f"a run did not end in {seconds:.2g} s of CPU time{where}"
 
     def _serves(self, traced: Traced, number: int) -> bool:
         """Return whether a call counts: it must, or the candidate serves its dtype or option.
