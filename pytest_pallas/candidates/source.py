@@ -131,7 +131,7 @@ def _read(paths: Sequence[Path], root: Path) -> tuple[dict[str, str], Failed | N
     if size > MOST_SOURCE:
         what = paths[0].name if len(paths) == 1 else f"{paths[0].name} with what it imports"
         return {}, _failed(
-            "too large", f"{what} has {size / (1 << 20):.1f} MiB; the limit is 1 MiB"
+            "too large", f"{what} has {size / (1 << 20):.3g} MiB; the limit is 1 MiB"
         )
     texts = (path.read_text(encoding="utf-8", errors="surrogateescape") for path in paths)
     names = (path.relative_to(root).as_posix() for path in paths)

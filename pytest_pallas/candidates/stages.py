@@ -6,12 +6,13 @@ import contextlib
 import functools
 import hashlib
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
+from pallas_sim import Limits, simulate
 from pallas_sim.chips import Label
 from pallas_sim.errors import MissingRuleError, OptionError, PallasError, first_line
 from pytest_pallas.backends.ending import OverdueError, ending_whole, longest
@@ -20,7 +21,8 @@ from pytest_pallas.candidates.jail import SandboxLimits
 from pytest_pallas.candidates.mistakes import of_error
 from pytest_pallas.candidates.sandbox import Case, Failed, Traced, warm_sandbox
 from pytest_pallas.candidates.source import CandidateSource
-from pytest_pallas.candidates.task import DrawnCall, KernelTask, gradient_call
+from pytest_pallas.candidates.task import LARGE, DrawnCall, KernelTask, gradient_call
+from pytest_pallas.candidates.unusual import difference, unusual_inputs
 from pytest_pallas.candidates.verdicts import (
     Counterexample,
     Report,
@@ -40,6 +42,9 @@ _MOST_EXAMPLES = 3
 
 #: What is no mistake where a candidate need not serve a dtype: the chip does not have it there.
 _UNSERVED = frozenset({"raises", "does not compile", "too much memory"})
+
+#: Likewise, where arrays are large.
+_UNSERVED_LARGE = _UNSERVED | {"timed out", "too many steps"}
 
 #: Hidden calls whose work and padding are looked at, as those of the first call: that takes runs.
 _MEASURED = 2
@@ -127,6 +132,22 @@ class Judge:
         return 0, False, copies
 
     @functools.cached_property
+    def unusual(self) -> Sequence[tuple[str, tuple[Any, ...], Sequence[Any]]]:
+        """Calls with NaN, infinity and huge numbers: name, arguments, what the reference gives."""
+        import jax
+
+        calls = [call for call in self.task.calls if not call.variant]
+        smallest = min(calls, key=lambda call: _few(sum(map(np.size, call.arguments.args))))
+        listed: list[tuple[str, tuple[Any, ...], Sequence[Any]]] = []
+        self.smallest = self.task.calls.index(smallest)
+        for name, args in unusual_inputs(smallest.arguments.args, self.task.seed):
+            try:
+                listed.append((name, args, jax.tree.leaves(smallest.reference(*args))))
+            except Exception:
+                continue
+        return listed
+
+    @functools.cached_property
     def measured(self) -> Sequence[int]:
         """Numbers of the calls whose work is measured: a given one, and large hidden ones."""
         hidden = [n for n, call in enumerate(self.task.calls) if call.hidden and not call.variant]
@@ -200,6 +221,8 @@ class _Judgement:
                 stage = run()
             self.stages.append(replace(stage, seconds=round(time.monotonic() - before, 4)))
         listed = tuple(self.stages)
+        self.stage = ""
+        unusual = tuple(self._unusual()) if not self.undecided else ()
         passed = not self.undecided and all(
             stage.verdict in ("passed", "not applicable") for stage in listed
         )
@@ -224,6 +247,7 @@ class _Judgement:
             functions=functions,
             work=self.work,
             task=task.doubts,
+            unusual=unusual,
             unserved=tuple(f"{name}: {reason}" for name, reason in self.unserved.items()),
             in_force=() if first is None else first.in_force,
             targets=tuple(map(_text, judge.labels)),
@@ -396,7 +420,8 @@ class _Judgement:
                 if problem == "":
                     continue
                 variant = self.task.calls[number].variant
-                if variant and isinstance(problem, Counterexample) and problem.name in _UNSERVED:
+                unserved = _UNSERVED_LARGE if variant == LARGE else _UNSERVED
+                if variant and isinstance(problem, Counterexample) and problem.name in unserved:
                     self.unserved[variant] = problem.sentence
                     continue
                 applied = True
@@ -460,6 +485,28 @@ class _Judgement:
                     self._add(problem)
                     return _of_example("gradients", problem, judged)
         return Stage(name="gradients", verdict="passed", calls=judged, share=1.0)
+
+    def _unusual(self) -> Iterator[str]:
+        """Yield how the answers differ for NaN, infinity and huge numbers, if all else is right."""
+        import jax
+
+        if any(stage.verdict == "failed" for stage in self.stages):
+            return
+        label, traced = next(iter(self.traced.items()))
+        for name, args, expected in self.judge.unusual:
+            program = traced.programs.get(self.judge.smallest)
+            if program is None or self._left() <= 0:
+                return
+            text = ""
+            try:
+                with self._limited(label, self.judge.smallest):
+                    limits = Limits(out_of_bounds="fill")
+                    run = simulate(program, *args, target=Label.of(label).target, limits=limits)
+                    text = difference(name, expected, jax.tree.leaves(run.values))
+            except PallasError:
+                continue
+            if text:
+                yield text
 
     def cost(self) -> Stage:
         """Say what the largest call costs."""
@@ -631,6 +678,11 @@ class _Judgement:
         ]
         if len(alike) < _MOST_EXAMPLES:
             self.examples.append(example)
+
+
+def _few(elements: int) -> float:
+    """Order numbers of elements: the fewest first, but at least 16."""
+    return elements if elements >= 16 else np.inf
 
 
 def _text(label: Label) -> str:

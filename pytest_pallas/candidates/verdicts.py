@@ -158,6 +158,8 @@ class Report:
       functions: these programs as functions of arrays, by shapes: what to time, and to run.
       work: of the first call.
       task: what is doubtful about the task itself.
+      unusual: how answers differ from the reference's in what is finite, for one element of NaN,
+        infinity or a huge number; no reason to refuse it.
       unserved: hidden dtypes and options that the candidate does not serve, and why.
       in_force: what the sandbox took away from the candidate.
       targets: the backends.
@@ -180,6 +182,7 @@ class Report:
     )
     work: Work = field(default_factory=Work)
     task: tuple[str, ...] = ()
+    unusual: tuple[str, ...] = ()
     unserved: tuple[str, ...] = ()
     in_force: tuple[str, ...] = ()
     targets: tuple[str, ...] = ()
@@ -258,6 +261,7 @@ def _lines(report: Report) -> list[str]:
         lines.append(text + (f": {stage.sentence}" if stage.sentence else ""))
     lines += [f"  task: {sentence}" for sentence in report.task]
     lines += [f"  not served: {sentence}" for sentence in report.unserved]
+    lines += [f"  unusual: {sentence}" for sentence in report.unusual]
     for example in report.counterexamples:
         shapes = ", ".join(
             f"{dtype}{list(shape)}"
