@@ -106,6 +106,9 @@ def run(arguments: argparse.Namespace) -> int:
     from pytest_pallas.errors import ShapeLanguageError, SpecError
 
     set_platforms()
+    path = arguments.json
+    if path not in (None, _STDOUT) and (path.is_dir() or not path.parent.is_dir()):
+        raise OptionError(f"--json={path}: {path} is no file that can be written")
     if arguments.suite:
         return _run_suite(arguments)
     for name in _OF_SUITES:

@@ -20,8 +20,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from pytest_pallas.candidates.codec import ProgramData, decode
+from pytest_pallas.candidates.codec import ProgramData
 from pytest_pallas.candidates.jail import SandboxLimits
+from pytest_pallas.candidates.program_reader import decode
 from pytest_pallas.errors import ProgramError
 from pytest_pallas.workers.process import family_of, resident_bytes
 

@@ -3,26 +3,24 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import hashlib
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import numpy as np
-
 from pallas_sim import Limits, simulate
 from pallas_sim.chips import Label
 from pallas_sim.errors import MissingRuleError, OptionError, PallasError, first_line
-from pytest_pallas.backends.ending import OverdueError, ending_whole, longest
+from pytest_pallas.backends.ending import OverdueError, ending_whole
 from pytest_pallas.candidates.codec import ProgramData
+from pytest_pallas.candidates.criteria import Judge
 from pytest_pallas.candidates.jail import SandboxLimits
 from pytest_pallas.candidates.mistakes import of_error
 from pytest_pallas.candidates.sandbox import Case, Failed, Traced, warm_sandbox
 from pytest_pallas.candidates.source import CandidateSource
-from pytest_pallas.candidates.task import LARGE, DrawnCall, KernelTask, gradient_call
-from pytest_pallas.candidates.unusual import difference, unusual_inputs
+from pytest_pallas.candidates.task import LARGE, DrawnCall, KernelTask
+from pytest_pallas.candidates.unusual import difference
 from pytest_pallas.candidates.verdicts import (
     Counterexample,
     Report,
@@ -34,8 +32,6 @@ from pytest_pallas.candidates.verdicts import (
 from pytest_pallas.candidates.work import problem_with, static_problem, work_of
 from pytest_pallas.errors import BackendUnavailableError, KernelReferenceError, NotApplicableError
 from pytest_pallas.grid.kernel_calls import kernel_calls, live_kernel_calls
-from pytest_pallas.judge.oracle import ExpectedCache
-from pytest_pallas.run.standalone import calls_checker
 
 #: Counterexamples that a stage reports.
 _MOST_EXAMPLES = 3
@@ -46,9 +42,6 @@ _UNSERVED = frozenset({"raises", "does not compile", "too much memory"})
 #: Likewise, where arrays are large.
 _UNSERVED_LARGE = _UNSERVED | {"timed out", "too many steps"}
 
-#: Hidden calls whose work and padding are looked at, as those of the first call: that takes runs.
-_MEASURED = 2
-
 #: The part of the budget at which a stage ends, where later ones need the rest.
 _SHARES = {"hidden": 0.7, "ordered": 0.9}
 
@@ -57,105 +50,10 @@ _SHARES = {"hidden": 0.7, "ordered": 0.9}
 _ENDLESS_SHARE, _ENDLESS_RATIO = 1 / 12, 10.0
 
 
-@dataclass
-class Judge:
-    """The judge of a task: what the judgements of its candidates share.
-
-    Attributes:
-      task: what candidates are to compute.
-      labels: the backends.
-      budget: seconds for a candidate.
-      stop: whether a candidate's first failure ends its judgement.
-      expected: what the reference gives, by call.
-    """
-
-    task: KernelTask
-    labels: Sequence[Label]
-    budget: float
-    stop: bool
-    expected: ExpectedCache = field(init=False)
-
-    def __post_init__(self) -> None:
-        """Make what is kept."""
-        self.expected = ExpectedCache(seconds=longest(self.timeout))
-        self.checker = functools.cache(self._checker)
-        self.gradient = functools.cache(self._gradient)
-        self.whole = functools.cache(self._whole)
-
-    @property
-    def timeout(self) -> float:
-        """Seconds for a run; what takes longer is a mistake of the candidate."""
-        return max(0.5, min(30.0, self.budget / 2))
-
-    def report(self, candidate: CandidateSource) -> Report:
-        """Judge a candidate."""
-        warm_sandbox().start()  # which takes seconds that are not the candidate's
-        return _Judgement(candidate, self).report()
-
-    def _checker(self, target: str) -> Callable[..., Any]:
-        """Return what checks calls on a backend."""
-        return calls_checker(target, self.timeout, self.expected)
-
-    def _gradient(self, number: int) -> tuple[tuple[Any, ...], Callable[..., Any]]:
-        """Return the arguments of the derivative of a call, and its reference."""
-        call = self.task.calls[number]
-        return gradient_call(call.reference, call.arguments.args, self.task.differentiable)
-
-    def _whole(self, target: str, number: int) -> tuple[int, bool, bool]:
-        """Return the work of the reference in a call.
-
-        Returns:
-          How many operations it has, 0 if that is not known; whether they are on integers only; and
-          whether it returns one of its arguments.
-        """
-        import jax
-
-        call = self.task.calls[number]
-        args = call.arguments.args
-        try:
-            jaxpr = jax.make_jaxpr(call.reference)(*args)
-            answers = jax.tree.leaves(call.reference(*args))
-        except Exception:  # one that JAX cannot trace
-            return 0, False, False
-        copies = any(
-            np.asarray(answer).tobytes() == np.asarray(arg).tobytes()
-            for answer in answers
-            for arg in args
-        )
-        for integers in (False, True):
-            try:
-                work = work_of(jaxpr, args, target, self.timeout, integers=integers)
-            except PallasError:
-                return 0, False, copies
-            if work.outside:
-                return work.outside, integers, copies
-        return 0, False, copies
-
-    @functools.cached_property
-    def unusual(self) -> Sequence[tuple[str, tuple[Any, ...], Sequence[Any]]]:
-        """Calls with NaN, infinity and huge numbers: name, arguments, what the reference gives."""
-        import jax
-
-        calls = [call for call in self.task.calls if not call.variant]
-        smallest = min(calls, key=lambda call: _few(sum(map(np.size, call.arguments.args))))
-        listed: list[tuple[str, tuple[Any, ...], Sequence[Any]]] = []
-        self.smallest = self.task.calls.index(smallest)
-        for name, args in unusual_inputs(smallest.arguments.args, self.task.seed):
-            try:
-                listed.append((name, args, jax.tree.leaves(smallest.reference(*args))))
-            except Exception:
-                continue
-        return listed
-
-    @functools.cached_property
-    def measured(self) -> Sequence[int]:
-        """Numbers of the calls whose work is measured: a given one, and large hidden ones."""
-        hidden = [n for n, call in enumerate(self.task.calls) if call.hidden and not call.variant]
-        hidden.sort(key=lambda n: -sum(map(np.size, self.task.calls[n].arguments.args)))
-        hidden = hidden[: (len(hidden) + 1) // 2]
-        rng = np.random.default_rng(self.task.seed)
-        some = rng.choice(hidden, min(_MEASURED, len(hidden)), replace=False) if hidden else ()
-        return [0, *map(int, some)]
+def judged(candidate: CandidateSource, judge: Judge) -> Report:
+    """Judge a candidate."""
+    warm_sandbox().start()  # which takes seconds that are not the candidate's
+    return _Judgement(candidate, judge).report()
 
 
 @dataclass
@@ -678,11 +576,6 @@ class _Judgement:
         ]
         if len(alike) < _MOST_EXAMPLES:
             self.examples.append(example)
-
-
-def _few(elements: int) -> float:
-    """Order numbers of elements: the fewest first, but at least 16."""
-    return elements if elements >= 16 else np.inf
 
 
 def _text(label: Label) -> str:
