@@ -58,12 +58,13 @@ def of_error(
     name = next((name for kind, name in _NAMES if isinstance(error, kind)), "raises")
     failure = facts_of(error).failure
     failed = None if failure is None or failure.result is None else failure.result.failed
-    found = next((finding.line for finding in error.findings if finding.line), "") or line()
+    where = next((finding.line for finding in error.findings if finding.line), "") or line()
     example = replace(
         example,
         name=name,
         sentence=first_line(error) if error.explanation is None else error.explanation.summary,
-        line=found,
+        details=() if error.explanation is None else error.explanation.details,
+        line=where,
         block=_fact(error, "block"),
         cause=_fact(error, "cause"),
     )

@@ -170,40 +170,40 @@ def _imports(path: Path) -> list[_Import]:
         tree = ast.parse(path.read_bytes()) if path.stat().st_size <= MOST_SOURCE else None
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         tree = None
-    found: list[_Import] = []
+    imports: list[_Import] = []
     for node in () if tree is None else ast.walk(tree):
         if isinstance(node, ast.Import):
-            found += [(0, alias.name, ()) for alias in node.names]
+            imports += [(0, alias.name, ()) for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             names = tuple(alias.name for alias in node.names)
-            found.append((node.level, node.module or "", names))
-    return found
+            imports.append((node.level, node.module or "", names))
+    return imports
 
 
 def _siblings(path: Path, root: Path) -> tuple[list[Path], Failed | None]:
     """Return the files below a folder that a module imports, and those that these import."""
-    found: dict[Path, None] = {}
+    siblings: dict[Path, None] = {}
     waiting = [path, *_inits(path.parent, root)]
     while waiting:
         module = waiting.pop()
         if module != path:
-            found[module] = None
+            siblings[module] = None
         for one in _imports(module):
             for file in _files_of(one, module, root, path.parent):
-                where = file.relative_to(root).as_posix()
+                where = file.relative_to(root)
                 if file == path:
                     continue
-                if where.partition("/")[0].removesuffix(".py") in _PROTECTED:
+                if Path(where.parts[0]).stem in _PROTECTED:
                     sentence = f"{where} has the name of a module that Python has: rename it"
                     return [], _failed("shadows", sentence)
                 if not file.resolve().is_relative_to(root):
                     return [], _failed("outside", f"{where} is a link out of {root}")
-                if file not in found and file not in waiting:
+                if file not in siblings and file not in waiting:
                     waiting.append(file)
-        if len(found) + len(waiting) >= MOST_FILES:
+        if len(siblings) + len(waiting) >= MOST_FILES:
             sentence = f"{path.name} imports more than {MOST_FILES} files beside it"
             return [], _failed("too large", sentence)
-    return list(found), None
+    return list(siblings), None
 
 
 def _inits(folder: Path, root: Path) -> Iterator[Path]:
@@ -237,7 +237,7 @@ def _files_of(one: _Import, module: Path, root: Path, folder: Path) -> list[Path
             for target in targets
             for file in (target / "__init__.py", target.with_suffix(".py"))
         ]
-        found = [file for file in files if file.is_file()]
-        if found:
-            return found
+        existing = [file for file in files if file.is_file()]
+        if existing:
+            return existing
     return []

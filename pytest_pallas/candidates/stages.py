@@ -543,7 +543,8 @@ class _Judgement:
 
     def _line(self, label: str, number: int) -> str:
         """Return the line of the kernel's call."""
-        program = self.traced[label].programs.get(number) if label in self.traced else None
+        traced = self.traced.get(label) or self._traced_for(Label.of(label))
+        program = None if traced is None else traced.programs.get(number)
         calls = [] if program is None else kernel_calls(program.jaxpr)
         return next((call.source for call in calls if call.source), "")
 

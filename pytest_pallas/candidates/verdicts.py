@@ -36,6 +36,9 @@ QUESTIONS: Mapping[str, str] = {
     "cost": "what does it cost?",
 }
 
+#: Lines of a message that the text of a report has; its JSON has all.
+_MOST_DETAILS = 4
+
 Verdict = Literal["passed", "failed", "not run", "not applicable"]
 
 
@@ -48,6 +51,7 @@ class Counterexample:
       target: the backend, such as ``"tpu-sim:v6e"``.
       name: what is wrong, in a word or two: ``"wrong answer"``, ``"race"``.
       sentence: for a reader.
+      details: more lines of it, such as the rest of a compiler's message.
       shapes: of the arguments.
       dtypes: of the arguments.
       options: keyword arguments.
@@ -70,6 +74,7 @@ class Counterexample:
     target: str
     name: str
     sentence: str
+    details: tuple[str, ...] = ()
     shapes: tuple[tuple[int, ...], ...] = ()
     dtypes: tuple[str, ...] = ()
     options: Mapping[str, Any] = field(default_factory=dict[str, Any])
@@ -268,6 +273,7 @@ def _lines(report: Report) -> list[str]:
             for shape, dtype in zip(example.shapes, example.dtypes, strict=True)
         )
         lines.append(f"  {example.name} on {example.target} of {shapes}")
+        lines += [f"    {detail}" for detail in example.details[:_MOST_DETAILS]]
         for name, text in (
             ("example", example.example),
             ("line", example.line),
