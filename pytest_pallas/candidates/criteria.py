@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -31,6 +31,7 @@ class Judge:
       labels: the backends.
       budget: seconds for a candidate.
       stop: whether a candidate's first failure ends its judgement.
+      properties: what else is known of right answers, as keyword arguments of ``check``.
       expected: what the reference gives, by call.
     """
 
@@ -38,6 +39,7 @@ class Judge:
     labels: Sequence[Label]
     budget: float
     stop: bool
+    properties: Mapping[str, Any] = field(default_factory=dict[str, Any])
     expected: ExpectedCache = field(init=False)
 
     def __post_init__(self) -> None:
@@ -106,6 +108,12 @@ class Judge:
             except Exception:
                 continue
         return listed
+
+    @property
+    def of_relations(self) -> tuple[str, ...]:
+        """The checks that relations between calls need."""
+        related = self.properties.get("relations")
+        return ("linearity", "permutation", "relation") if related else ()
 
     @functools.cached_property
     def measured(self) -> Sequence[int]:

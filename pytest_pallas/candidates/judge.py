@@ -22,6 +22,10 @@ from pytest_pallas.spec import KernelSpec
 TARGETS = ("tpu-sim:v6e", "tpu-compile:v6e")
 
 
+#: What of a spec decides whether an answer is right.
+_PROPERTIES = ("exact", "relations", "ignored", "tolerance", "deterministic", "nan_ok")
+
+
 class VerifyKeywords(TypedDict, total=False):
     """The keyword arguments of ``verify`` and ``verify_many``."""
 
@@ -73,7 +77,8 @@ def verify(
         (``"tpu-compile:v6e"``), which are used where they are installed.
       budget: seconds for all of it.
       seed: of the draws; by default one that nobody can know before. The report has it.
-      spec: a ``KernelSpec`` in place of reference and inputs; its kernel is not run.
+      spec: a ``KernelSpec`` in place of reference and inputs; its kernel is not run. Its relations,
+        tolerance and other properties count.
       dtypes: of the arrays of shapes: one for all, or one for each.
       hidden_dtypes: dtypes of hidden calls, in place of that of the first float; by default the
         usual ones of the chips. Those that the candidate does not serve do not count; () for none.
@@ -151,7 +156,8 @@ def verify_many(
     )
     seed = secrets.randbits(32) if seed is None else seed
     task = task_of(reference, drawn, seed=seed, differentiable=differentiable)
-    judge = Judge(task, labels, settings["budget"], settings["stop"])
+    properties = {} if spec is None else {name: getattr(spec, name) for name in _PROPERTIES}
+    judge = Judge(task, labels, settings["budget"], settings["stop"], properties)
     return (judged(source, judge) for source in sources)
 
 

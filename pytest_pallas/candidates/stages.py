@@ -90,6 +90,7 @@ class _Judgement:
     def report(self) -> Report:
         """Run the stages, and return what they say."""
         judge, task = self.judge, self.task
+        some = [*self.first, *judge.measured[1:2]]  # and a large one
         stages = {
             "imports": self.imports,
             "traces": self.traces,
@@ -98,9 +99,9 @@ class _Judgement:
             "given": lambda: self.calls("given", self.first, ("forward", "grid", "immutability")),
             "hidden": lambda: self.calls("hidden", self.hidden, ("forward",)),
             "ordered": lambda: self.calls(
-                "ordered", self.first, ("races", "dma", "deadlock", "schedule")
+                "ordered", some, ("races", "dma", "deadlock", "schedule")
             ),
-            "deterministic": lambda: self.calls("deterministic", self.first, ("determinism",)),
+            "deterministic": lambda: self.calls("deterministic", some, ("determinism",)),
             "gradients": self.gradients,
             "cost": self.cost,
         }
@@ -354,7 +355,7 @@ class _Judgement:
             return self._refusal(stage, label, number, traced.refused[number])
         outcome: Counterexample | str | None = ""
         if stage in ("given", "hidden") and number in self.judge.measured:
-            checks = (*checks, "padding")  # one or two runs more
+            checks = (*checks, "padding", *self.judge.of_relations)  # a few runs more
         for name in checks:
             problem = self._checked(stage, label, number, traced.programs[number], name)
             if isinstance(problem, Counterexample) or self.undecided or self.cut:
@@ -508,6 +509,12 @@ class _Judgement:
             self.cut = True
             return ""
         keywords: dict[str, Any] = {"checks": name} if name else {}
+        for property_name, value in self.judge.properties.items():
+            of_calls = property_name in ("relations", "ignored")  # which look at options
+            if property_name in ("tolerance", "nan_ok") or not (
+                gradient or (of_calls and call.case.options)
+            ):
+                keywords[property_name] = value
         without = not self.works.get((label, number), True)
         if gradient:  # which may be left to jnp
             without = not live_kernel_calls(program.jaxpr)

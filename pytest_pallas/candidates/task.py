@@ -430,7 +430,11 @@ def _answers(reference: Callable[..., Any], args: Sequence[Any]) -> list[Any]:
     import jax
 
     try:
-        return [np.asarray(leaf) for leaf in jax.tree.leaves(reference(*args))]
+        try:
+            answers = reference(*args)
+        except AttributeError:  # of arrays of numpy, such as ``at``
+            answers = reference(*map(jax.numpy.asarray, args))
+        return [np.asarray(leaf) for leaf in jax.tree.leaves(answers)]
     except Exception as error:  # whatever a reference raises
         raise KernelReferenceError(
             f"the reference raised {type(error).__name__}: {error}"

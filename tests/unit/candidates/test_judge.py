@@ -484,3 +484,28 @@ def test_large_arrays_and_unusual_numbers(tmp_path: Path) -> None:
     assert np.prod(wrong.counterexamples[0].shapes[0]) > 65536
     assert large.passed
     assert "VMEM" in large.unserved[0]
+
+
+def test_the_properties_of_a_spec_count(file: Path) -> None:
+    """A relation sees what a wrong reference hides; calls with options have none."""
+
+    def factors(with_options: bool) -> pytest_pallas.KernelSpec:
+        arrays = pst.arrays("m n", dims={"m": [8, 16], "n": [128]}, dtype="float32")
+        options = {"options": {"factor": st.just(2.0)}} if with_options else {}
+        return pytest_pallas.KernelSpec(
+            name="scaled",
+            kernel=doubled,
+            reference=doubled,
+            inputs=pst.arguments(arrays, **options),
+            relations=[
+                pytest_pallas.Relation(
+                    name="negated",
+                    change=lambda call, rng: pytest_pallas.Arguments(tuple(-x for x in call.args)),
+                    expect=lambda outputs, call: outputs,
+                )
+            ],
+        )
+
+    for with_options in (False, True):
+        report = verify(f"{file}:scaled", spec=factors(with_options), targets=SIM, seed=3, hidden=2)
+        assert report.passed == with_options, str(report)
