@@ -270,7 +270,8 @@ class _Judgement:
         work = work_of(program.jaxpr, args, target, self.judge.timeout, integers=integers)
         if number == 0:
             self.work = work
-        return problem_with(program.jaxpr, work, whole, copies=copies)
+        moves = number > 0 and not whole and not self.work.copies  # what copies all by chance
+        return problem_with(program.jaxpr, work, whole, copies=copies or moves)
 
     def _without_work(self, label: str, number: int, problem: tuple[str, str]) -> Stage:
         name, sentence = problem
