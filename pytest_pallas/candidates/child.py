@@ -230,9 +230,11 @@ def _become(
     )
     tempfile.tempdir = folder
     for name, text in job["files"].items():
-        path = os.path.join(folder, os.path.basename(name))
+        path = os.path.join(folder, name)
+        os.makedirs(os.path.dirname(path), exist_ok=True)
         with open(path, "w", encoding="utf-8", errors="surrogateescape") as file:
             file.write(text)
+        os.chmod(path, 0o444)
     os.chdir(folder)
     names += jail.restrict(bool(names), folder, limits)
 
@@ -247,7 +249,8 @@ def _become(
 
     say({"kind": "sandbox", "in_force": names})
     sys.argv[:] = [job["module"]]
-    sys.path.insert(0, folder)
+    beside = os.path.dirname(os.path.join(folder, job["module"]))
+    sys.path[:0] = dict.fromkeys((beside, folder))
     _trace_all(job, folder, say)
     os._exit(0)
 
@@ -266,7 +269,7 @@ def _trace_all(job: Mapping[str, Any], folder: str, say: Callable[..., None]) ->
         say({"kind": "error", "stage": stage, "case": case, **_described(error, folder)})
 
     try:
-        function: Any = _imported(os.path.join(folder, job["module"]))
+        function: Any = _imported(os.path.join(folder, job["module"]), job["package"])
         for part in job["function"].split("."):
             function = getattr(function, part)
         if not callable(function):
@@ -292,10 +295,17 @@ def _trace_all(job: Mapping[str, Any], folder: str, say: Callable[..., None]) ->
     say({"kind": "end"})
 
 
-def _imported(path: str) -> Any:
-    """Import a file, whatever its name: it may be that of a module that is imported already."""
-    name = os.path.basename(path).removesuffix(".py")
-    name = name if name not in sys.modules else f"candidate_{name}"
+def _imported(path: str, package: str) -> Any:
+    """Import a file, whatever its name: it may be that of a module that is imported already.
+
+    Args:
+      path: of the file.
+      package: what its relative imports start from; "" if it is in none.
+    """
+    if package:
+        importlib.import_module(package)
+    name, before = os.path.basename(path).removesuffix(".py"), f"{package}." if package else ""
+    name = f"{before}{name if f'{before}{name}' not in sys.modules else f'candidate_{name}'}"
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None
     assert spec.loader is not None
@@ -326,7 +336,9 @@ def _traced(function: Any, facts: Mapping[str, Any]) -> Any:
     import jax.numpy as jnp
 
     options = facts["options"]
-    args = [jax.ShapeDtypeStruct(tuple(shape), jnp.dtype(dtype)) for shape, dtype in facts["args"]]
+    args: list[Any] = [
+        jax.ShapeDtypeStruct(tuple(shape), jnp.dtype(dtype)) for shape, dtype in facts["args"]
+    ]
     wrt, count = tuple(facts.get("gradient", ())), len(args)
 
     def call(*arrays: Any) -> Any:
@@ -345,7 +357,8 @@ def _traced(function: Any, facts: Mapping[str, Any]) -> Any:
     if wrt:
         of_call = jax.eval_shape(lambda *arrays: function(*arrays, **options), *args)
         args = [*args, *jax.tree.leaves(of_call)]
-    return jax.make_jaxpr(call, return_shape=True)(*args)
+    with jax.enable_x64(any(arg.dtype == jnp.float64 for arg in args)):
+        return jax.make_jaxpr(call, return_shape=True)(*args)
 
 
 def _described(error: BaseException, folder: str) -> dict[str, Any]:

@@ -62,7 +62,9 @@ def add_parser(commands: Any) -> None:
         metavar="TARGET",
         help="a chip (v6e, h100) or a backend (tpu-sim:v6e, tpu-compile:v6e)",
     )
-    parser.add_argument("--budget", type=float, default=60.0, metavar="SECONDS")
+    parser.add_argument(
+        "--budget", type=float, metavar="SECONDS", help="for a candidate (60; of a suite 300)"
+    )
     parser.add_argument("--seed", type=int, help="of the draws (default: a new one)")
     parser.add_argument(
         "--hidden", type=int, default=20, metavar="N", help="calls that are drawn (20)"
@@ -104,6 +106,9 @@ def run(arguments: argparse.Namespace) -> int:
     from pytest_pallas.errors import ShapeLanguageError, SpecError
 
     set_platforms()
+    path = arguments.json
+    if path not in (None, _STDOUT) and (path.is_dir() or not path.parent.is_dir()):
+        raise OptionError(f"--json={path}: {path} is no file that can be written")
     if arguments.suite:
         return _run_suite(arguments)
     for name in _OF_SUITES:
@@ -120,7 +125,7 @@ def run(arguments: argparse.Namespace) -> int:
             reference,
             arguments.inputs,
             targets=_targets(arguments.target),
-            budget=arguments.budget,
+            budget=60.0 if arguments.budget is None else arguments.budget,
             seed=arguments.seed,
             dtypes=tuple(arguments.dtype or ("float32",)),
             hidden_dtypes=_hidden_dtypes(arguments.hidden_dtype),
@@ -166,7 +171,7 @@ def _run_suite(arguments: argparse.Namespace) -> int:
     judged = jaxbench.verify_suite(
         tasks,
         tpu=tpu,
-        budget=arguments.budget,
+        budget=jaxbench.BUDGET if arguments.budget is None else arguments.budget,
         seed=arguments.seed,
         hidden=arguments.hidden,
         stop=not arguments.all,

@@ -21,6 +21,7 @@ import numpy as np
 
 from pallas_sim import simulate
 from pallas_sim.errors import OptionError, PallasError, first_line
+from pytest_pallas.backends.ending import ending
 from pytest_pallas.candidates.codec import ProgramData
 from pytest_pallas.candidates.judge import verify
 from pytest_pallas.candidates.sandbox import Failed, warm_sandbox
@@ -52,6 +53,9 @@ _NO_CANDIDATES = frozenset({BASELINE, "__init__.py"})
 
 #: The rule of JAXBench: ``numpy.allclose`` of float32 with these.
 ATOL = RTOL = 1e-2
+
+#: Seconds for the runs of a candidate, each of which may take seconds.
+BUDGET = 300.0
 
 #: Most other inputs that a candidate is judged on, beside those of the suite: of other seeds, and
 #: the last with other numbers in place of constants.
@@ -197,7 +201,7 @@ def verify_suite(
     tasks: Sequence[SuiteTask],
     *,
     tpu: str = "v6e",
-    budget: float = 60.0,
+    budget: float = BUDGET,
     seed: int | None = None,
     hidden: int = MOST_HIDDEN,
     stop: bool = True,
@@ -381,10 +385,11 @@ class _TaskJudge:
         if others:
             others[-1] = varied(rng, others[-1])
         calls = [Arguments(args=args) for args in (inputs_of(task.call), *others)]
-        reference = task.reference
+        exact = self.workload.in_float64(task.call) or task.reference
 
         def workload(*args: Any, **_: Any) -> Any:
-            return reference(*args)
+            wide = any(arg.dtype == np.float64 for arg in args)
+            return (exact if wide else task.reference)(*args)
 
         try:
             report = verify(
@@ -421,7 +426,8 @@ class _TaskJudge:
         inputs = inputs_of(task.call)
         expected = jax.tree.leaves(jax.jit(task.reference)(*inputs))
         try:
-            actual = jax.tree.leaves(simulate(program, *inputs, target=self.tpu).values)
+            with ending(self.settings.budget):
+                actual = jax.tree.leaves(simulate(program, *inputs, target=self.tpu).values)
         except PallasError as error:
             return OwnVerdict(status="runtime_error", error=first_line(error))
         correctness = own_rule(expected, actual)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypedDict, Unpack
@@ -9,8 +10,9 @@ from typing import Any, TypedDict, Unpack
 from pallas_sim import set_platforms
 from pallas_sim.chips import DEFAULT_TARGETS, Label
 from pallas_sim.errors import OptionError
+from pytest_pallas.candidates.criteria import Judge
 from pytest_pallas.candidates.source import CandidateSource, candidate_of
-from pytest_pallas.candidates.stages import Judge
+from pytest_pallas.candidates.stages import judged
 from pytest_pallas.candidates.task import HIDDEN, HIDDEN_DTYPES, TaskInputs, task_of
 from pytest_pallas.candidates.verdicts import Report
 from pytest_pallas.fixture_types import spelled_out
@@ -18,6 +20,10 @@ from pytest_pallas.spec import KernelSpec
 
 #: Where candidates are judged unless the caller says otherwise.
 TARGETS = ("tpu-sim:v6e", "tpu-compile:v6e")
+
+
+#: What of a spec decides whether an answer is right.
+_PROPERTIES = ("exact", "relations", "ignored", "tolerance", "deterministic", "nan_ok")
 
 
 class VerifyKeywords(TypedDict, total=False):
@@ -71,7 +77,8 @@ def verify(
         (``"tpu-compile:v6e"``), which are used where they are installed.
       budget: seconds for all of it.
       seed: of the draws; by default one that nobody can know before. The report has it.
-      spec: a ``KernelSpec`` in place of reference and inputs; its kernel is not run.
+      spec: a ``KernelSpec`` in place of reference and inputs; its kernel is not run. Its relations,
+        tolerance and other properties count.
       dtypes: of the arrays of shapes: one for all, or one for each.
       hidden_dtypes: dtypes of hidden calls, in place of that of the first float; by default the
         usual ones of the chips. Those that the candidate does not serve do not count; () for none.
@@ -122,9 +129,10 @@ def verify_many(
         differentiable = differentiable or tuple(spec.differentiable)
     if reference is None or inputs is None:
         raise OptionError("give a reference and inputs, or a spec that has both")
-    for name, least in (("budget", 1), ("hidden", 0)):
-        if settings[name] < least:
-            raise OptionError(f"{name}={settings[name]:g}: give a number from {least} on")
+    for name, least in (("budget", 1), ("hidden", 0), ("seed", 0)):
+        number = settings[name]
+        if number is not None and not least <= number < math.inf:
+            raise OptionError(f"{name}={number:g}: give a number from {least} on")
     targets = tuple(settings["targets"])
     labels = tuple(map(_label, targets))
     simulators = [label for label in labels if label.name.endswith("-sim")]
@@ -148,8 +156,9 @@ def verify_many(
     )
     seed = secrets.randbits(32) if seed is None else seed
     task = task_of(reference, drawn, seed=seed, differentiable=differentiable)
-    judge = Judge(task, labels, settings["budget"], settings["stop"])
-    return map(judge.report, sources)
+    properties = {} if spec is None else {name: getattr(spec, name) for name in _PROPERTIES}
+    judge = Judge(task, labels, settings["budget"], settings["stop"], properties)
+    return (judged(source, judge) for source in sources)
 
 
 def _label(target: str) -> Label:

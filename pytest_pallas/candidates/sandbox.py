@@ -20,8 +20,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from pytest_pallas.candidates.codec import ProgramData, decode
+from pytest_pallas.candidates.codec import ProgramData
 from pytest_pallas.candidates.jail import SandboxLimits
+from pytest_pallas.candidates.program_reader import decode
 from pytest_pallas.errors import ProgramError
 from pytest_pallas.workers.process import family_of, resident_bytes
 
@@ -146,7 +147,12 @@ class Sandbox:
             self.process.wait()
         self._channel = self.process = None
 
-    def _open(self) -> socket.socket:
+    def start(self) -> socket.socket:
+        """Start the process, unless it runs; return the socket to it.
+
+        Raises:
+          OSError: it does not start.
+        """
         if self.process is not None and self.process.poll() is not None:
             self.close()
         if self._channel is None:
@@ -181,18 +187,20 @@ class Sandbox:
         *,
         target: str,
         again: Sequence[int] = (),
+        package: str = "",
         folder: str = "",
         limits: SandboxLimits | None = None,
     ) -> Traced:
         """Return the programs of a candidate's calls.
 
         Args:
-          files: text of each of its files.
+          files: text of each of its files, by relative paths.
           module: which of them is imported.
           function: the name of the kernel in it.
           cases: the calls.
           target: name of the chip to trace for.
           again: numbers of calls to trace a second time, after all others.
+          package: what relative imports of the module start from; "" if it is in none.
           folder: where the files are, for lines in messages.
           limits: of this candidate; by default those of all.
         """
@@ -214,6 +222,7 @@ class Sandbox:
         job = {
             "files": files,
             "module": module,
+            "package": package,
             "function": function,
             "target": target,
             "cases": [dataclasses.asdict(case) for case in cases],
@@ -227,7 +236,7 @@ class Sandbox:
 
     def _run(self, job: bytes, run: _Watch) -> int:
         """Hand over a job and watch it; return the status of its process."""
-        channel = self._open()
+        channel = self.start()
         answers, theirs = os.pipe()
         output, printed = os.pipe()
         try:
@@ -312,7 +321,7 @@ class _Watch:
         while self.ending is None:
             now = time.monotonic()
             if now >= deadline:
-                self.ending = "timed out", f"it did not end in {limits.seconds:g} s"
+                self.ending = "timed out", f"it did not end in {limits.seconds:.3g} s"
                 return
             if now >= look:
                 look = now + _LOOK

@@ -140,19 +140,25 @@ class Shrinking:
         ratios = self._ratios(singles)
         parts = list(self._parts([together[0] for together in ratios]))
         ratios |= self._ratios([together for together in parts if together not in ratios])
-        refused: set[Together] = set()
+        floors: dict[Together, int] = {}
+        before: Mapping[Together, int] = {}
         while True:
-            able = {one: ratio for one, ratio in ratios.items() if one not in refused}
-            targets = self._targets(whole, able, frozenset(parts))
-            task, costs, kept = self._accepted(targets, frozenset(parts))
-            if costs.excess(MOST_SECONDS) <= 1 or not kept or self._late():
+            targets = self._targets(whole, ratios, frozenset(parts), floors)
+            task, costs, larger = self._accepted(targets, frozenset(parts))
+            if costs.excess(MOST_SECONDS) <= 1 or self._late():
                 break
-            refused |= kept
+            if not larger and targets == before:
+                break
+            before = targets
+            floors |= larger
+            if not larger:  # sizes that are smaller together cost more than each says
+                whole = whole.times(2.0)
         if costs.excess(MOST_SECONDS) > 1:
             sentence = (
                 f"too large for this machine: about {costs.seconds:.0f} s a run, with arrays of "
                 f"{costs.elements:,} elements"
             )
+            refused = [together for together, n in floors.items() if n == together[0].size]
             if refused:
                 names = sorted(" and ".join(map(str, together)) for together in refused)
                 sentence += f"; it needs {', '.join(names)}"
@@ -226,11 +232,16 @@ class Shrinking:
                 yield together
 
     def _targets(
-        self, whole: _Costs, ratios: Mapping[Together, float], parts: frozenset[Together]
+        self,
+        whole: _Costs,
+        ratios: Mapping[Together, float],
+        parts: frozenset[Together],
+        floors: Mapping[Together, int],
     ) -> dict[Together, int]:
         """Return what sizes should become, in the order in which they are tried.
 
-        Of sizes that are cut together, it is what the first one becomes.
+        Of sizes that are cut together, it is what the first one becomes. ``floors`` are sizes below
+        which task or candidate cannot be traced.
         """
         blocks = _blocks(self.program)
         targets: dict[Together, int] = {}
@@ -250,25 +261,53 @@ class Shrinking:
                     for one in group
                     if ratios[one] < _CHEAPER
                 }
-                smaller = {one: n for one, n in smaller.items() if n and _scaled(one, n)}
+                smaller = {
+                    one: n
+                    for one, n in smaller.items()
+                    if n >= floors.get(one, 1) and _scaled(one, n)
+                }
                 if not smaller:
                     break
                 chosen = max(smaller, key=lambda one: smaller[one])
                 before, after = targets.get(chosen, chosen[0].size), smaller[chosen]
                 costs = costs.times(ratios[chosen] ** math.log2(before / after))
                 targets[chosen] = after
-        return targets
+        return targets | self._apart(costs, ratios, parts, targets)
+
+    def _apart(
+        self,
+        costs: _Costs,
+        ratios: Mapping[Together, float],
+        parts: frozenset[Together],
+        targets: Mapping[Together, int],
+    ) -> dict[Together, int]:
+        """Return what sizes should become that were cut together, and of which one is 1 by now.
+
+        Heads of queries can be fewer where one head of keys is left.
+        """
+        smaller: dict[Together, int] = {}
+        for together in parts & frozenset(targets):
+            reached = _scaled(together, targets[together])
+            if len(together) < 2 or min(reached.values()) > 1:
+                continue
+            for one, size in reached.items():
+                while size > 1 and (one,) in ratios and costs.excess(MOST_SECONDS) > 1:
+                    size //= 2
+                    costs = costs.times(ratios[one,])
+                    smaller[one,] = size
+        return smaller
 
     def _accepted(
         self, targets: Mapping[Together, int], parts: frozenset[Together]
-    ) -> tuple[ShrunkTask, _Costs, set[Together]]:
+    ) -> tuple[ShrunkTask, _Costs, dict[Together, int]]:
         """Take over the sizes that task and candidate accept, one after the other.
 
         Returns:
-          The task, what it costs, and the sizes that were kept as they are.
+          The task, what it costs, and the sizes that are larger than they should be.
         """
         task = ShrunkTask(call=self.full, reference=self.reference)
-        costs, kept = _Costs.of(self.reference, self.program), set(targets)
+        costs = _Costs.of(self.reference, self.program)
+        larger = {together: together[0].size for together in targets}
         for together, least in targets.items():
             if self._late():
                 break
@@ -282,9 +321,10 @@ class Shrinking:
                     call, reference, costs = accepted
                     part = task.part and together in parts
                     task = replace(task, call=call, reference=reference, part=part)
-                    kept.discard(together)
+                    larger[together] = call.sizes[together[0]]
                     break
-        return task, costs, kept
+        larger = {together: n for together, n in larger.items() if n > targets[together]}
+        return task, costs, larger
 
     def _both(self, changes: Sequence[Sizes]) -> tuple[SuiteCall, ProgramData, _Costs] | None:
         """Return the first call that task and candidate accept, the task's program and costs."""

@@ -2,32 +2,25 @@
 
 from __future__ import annotations
 
-import functools
+import contextlib
 import hashlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import numpy as np
-
+from pallas_sim import Limits, simulate
 from pallas_sim.chips import Label
-from pallas_sim.errors import (
-    BoundsError,
-    DeadlockError,
-    KernelError,
-    MissingRuleError,
-    OptionError,
-    PallasError,
-    SimulationLimitError,
-    first_line,
-)
-from pytest_pallas.backends.ending import longest
+from pallas_sim.errors import MissingRuleError, OptionError, PallasError, first_line
+from pytest_pallas.backends.ending import OverdueError, ending_whole
 from pytest_pallas.candidates.codec import ProgramData
+from pytest_pallas.candidates.criteria import Judge
 from pytest_pallas.candidates.jail import SandboxLimits
+from pytest_pallas.candidates.mistakes import of_error
 from pytest_pallas.candidates.sandbox import Case, Failed, Traced, warm_sandbox
 from pytest_pallas.candidates.source import CandidateSource
-from pytest_pallas.candidates.task import DrawnCall, KernelTask, gradient_call
+from pytest_pallas.candidates.task import LARGE, DrawnCall, KernelTask
+from pytest_pallas.candidates.unusual import difference
 from pytest_pallas.candidates.verdicts import (
     Counterexample,
     Report,
@@ -37,134 +30,30 @@ from pytest_pallas.candidates.verdicts import (
     score_of,
 )
 from pytest_pallas.candidates.work import problem_with, static_problem, work_of
-from pytest_pallas.errors import (
-    BackendUnavailableError,
-    CapacityError,
-    CompileError,
-    DmaError,
-    GridError,
-    HangError,
-    KernelReferenceError,
-    MismatchError,
-    NotApplicableError,
-    RaceError,
-    facts_of,
-)
+from pytest_pallas.errors import BackendUnavailableError, KernelReferenceError, NotApplicableError
 from pytest_pallas.grid.kernel_calls import kernel_calls, live_kernel_calls
-from pytest_pallas.judge.oracle import ExpectedCache
-from pytest_pallas.run.standalone import calls_checker
 
 #: Counterexamples that a stage reports.
 _MOST_EXAMPLES = 3
 
-#: What errors are called, the most specific first.
-_NAMES: tuple[tuple[type[PallasError], str], ...] = (
-    (RaceError, "race"),
-    (DmaError, "copy"),
-    (DeadlockError, "deadlock"),
-    (BoundsError, "out of bounds"),
-    (GridError, "grid"),
-    (CapacityError, "too much memory"),
-    (CompileError, "does not compile"),
-    (HangError, "hangs"),
-    (SimulationLimitError, "too many steps"),
-    (MismatchError, "wrong answer"),
-    (KernelError, "raises"),
-)
-
 #: What is no mistake where a candidate need not serve a dtype: the chip does not have it there.
 _UNSERVED = frozenset({"raises", "does not compile", "too much memory"})
 
-#: Kinds of comparisons that are no wrong numbers.
-_KINDS = {"dtype": "wrong dtype", "shape": "wrong shape", "tree": "wrong structure"}
+#: Likewise, where arrays are large.
+_UNSERVED_LARGE = _UNSERVED | {"timed out", "too many steps"}
+
+#: The part of the budget at which a stage ends, where later ones need the rest.
+_SHARES = {"hidden": 0.7, "ordered": 0.9}
+
+#: A run that is ended does not end after this part of the budget, and so many times the longest
+#: run, in seconds of CPU time: other processes may delay a run.
+_ENDLESS_SHARE, _ENDLESS_RATIO = 1 / 12, 10.0
 
 
-#: Hidden calls whose work and padding are looked at, as those of the first call: that takes runs.
-_MEASURED = 2
-
-
-@dataclass
-class Judge:
-    """The judge of a task: what the judgements of its candidates share.
-
-    Attributes:
-      task: what candidates are to compute.
-      labels: the backends.
-      budget: seconds for a candidate.
-      stop: whether a candidate's first failure ends its judgement.
-      expected: what the reference gives, by call.
-    """
-
-    task: KernelTask
-    labels: Sequence[Label]
-    budget: float
-    stop: bool
-    expected: ExpectedCache = field(init=False)
-
-    def __post_init__(self) -> None:
-        """Make what is kept."""
-        self.expected = ExpectedCache(seconds=longest(self.timeout))
-        self.checker = functools.cache(self._checker)
-        self.gradient = functools.cache(self._gradient)
-        self.whole = functools.cache(self._whole)
-
-    @property
-    def timeout(self) -> float:
-        """Seconds for a run."""
-        return max(1.0, min(30.0, self.budget))
-
-    def report(self, candidate: CandidateSource) -> Report:
-        """Judge a candidate."""
-        return _Judgement(candidate, self).report()
-
-    def _checker(self, target: str) -> Callable[..., Any]:
-        """Return what checks calls on a backend."""
-        return calls_checker(target, self.timeout, self.expected)
-
-    def _gradient(self, number: int) -> tuple[tuple[Any, ...], Callable[..., Any]]:
-        """Return the arguments of the derivative of a call, and its reference."""
-        call = self.task.calls[number]
-        return gradient_call(call.reference, call.arguments.args, self.task.differentiable)
-
-    def _whole(self, target: str, number: int) -> tuple[int, bool, bool]:
-        """Return the work of the reference in a call.
-
-        Returns:
-          How many operations it has, 0 if that is not known; whether they are on integers only; and
-          whether it returns one of its arguments.
-        """
-        import jax
-
-        call = self.task.calls[number]
-        args = call.arguments.args
-        try:
-            jaxpr = jax.make_jaxpr(call.reference)(*args)
-            answers = jax.tree.leaves(call.reference(*args))
-        except Exception:  # one that JAX cannot trace
-            return 0, False, False
-        copies = any(
-            np.asarray(answer).tobytes() == np.asarray(arg).tobytes()
-            for answer in answers
-            for arg in args
-        )
-        for integers in (False, True):
-            try:
-                work = work_of(jaxpr, args, target, self.timeout, integers=integers)
-            except PallasError:
-                return 0, False, copies
-            if work.outside:
-                return work.outside, integers, copies
-        return 0, False, copies
-
-    @functools.cached_property
-    def measured(self) -> Sequence[int]:
-        """Numbers of the calls whose work is measured: a given one, and large hidden ones."""
-        hidden = [n for n, call in enumerate(self.task.calls) if call.hidden and not call.variant]
-        hidden.sort(key=lambda n: -sum(map(np.size, self.task.calls[n].arguments.args)))
-        hidden = hidden[: (len(hidden) + 1) // 2]
-        rng = np.random.default_rng(self.task.seed)
-        some = rng.choice(hidden, min(_MEASURED, len(hidden)), replace=False) if hidden else ()
-        return [0, *map(int, some)]
+def judged(candidate: CandidateSource, judge: Judge) -> Report:
+    """Judge a candidate."""
+    warm_sandbox().start()  # which takes seconds that are not the candidate's
+    return _Judgement(candidate, judge).report()
 
 
 @dataclass
@@ -177,6 +66,10 @@ class _Judgement:
       examples: the counterexamples so far.
       works: whether the program of a call has a kernel.
       unserved: why the candidate does not serve a dtype or an option, by its name.
+      endless: the sentence of runs that did not end, by call.
+      longest: seconds of CPU time of the longest of those that did.
+      stage: the current one.
+      cut: whether its time ended before it did.
     """
 
     candidate: CandidateSource
@@ -187,12 +80,17 @@ class _Judgement:
     work: Work = field(default_factory=Work)
     works: dict[tuple[str, int], bool] = field(default_factory=dict[tuple[str, int], bool])
     unserved: dict[str, str] = field(default_factory=dict[str, str])
+    endless: dict[tuple[str, int], str] = field(default_factory=dict[tuple[str, int], str])
+    longest: float = 0.0
     undecided: str = ""
+    stage: str = ""
+    cut: bool = False
     begun: float = field(default_factory=time.monotonic)
 
     def report(self) -> Report:
         """Run the stages, and return what they say."""
         judge, task = self.judge, self.task
+        some = [*self.first, *judge.measured[1:2]]  # and a large one
         stages = {
             "imports": self.imports,
             "traces": self.traces,
@@ -201,16 +99,16 @@ class _Judgement:
             "given": lambda: self.calls("given", self.first, ("forward", "grid", "immutability")),
             "hidden": lambda: self.calls("hidden", self.hidden, ("forward",)),
             "ordered": lambda: self.calls(
-                "ordered", self.first, ("races", "dma", "deadlock", "schedule")
+                "ordered", some, ("races", "dma", "deadlock", "schedule")
             ),
-            "deterministic": lambda: self.calls("deterministic", self.first, ("determinism",)),
+            "deterministic": lambda: self.calls("deterministic", some, ("determinism",)),
             "gradients": self.gradients,
             "cost": self.cost,
         }
         if task.fault:
             self.undecided = task.fault
         for name, run in stages.items():
-            before = time.monotonic()
+            before, self.stage, self.cut = time.monotonic(), name, False
             failed = any(stage.verdict == "failed" for stage in self.stages)
             fatal = any(
                 stage.verdict == "failed" and stage.name in ("imports", "traces")
@@ -222,6 +120,8 @@ class _Judgement:
                 stage = run()
             self.stages.append(replace(stage, seconds=round(time.monotonic() - before, 4)))
         listed = tuple(self.stages)
+        self.stage = ""
+        unusual = tuple(self._unusual()) if not self.undecided else ()
         passed = not self.undecided and all(
             stage.verdict in ("passed", "not applicable") for stage in listed
         )
@@ -241,10 +141,12 @@ class _Judgement:
             stages=listed,
             counterexamples=tuple(self.examples),
             digest=together if digests else "",
+            files=self.candidate.digests,
             programs=digests,
             functions=functions,
             work=self.work,
             task=task.doubts,
+            unusual=unusual,
             unserved=tuple(f"{name}: {reason}" for name, reason in self.unserved.items()),
             in_force=() if first is None else first.in_force,
             targets=tuple(map(_text, judge.labels)),
@@ -291,9 +193,12 @@ class _Judgement:
                 cases,
                 target=label.target,
                 again=again,
+                package=self.candidate.package,
                 folder=self.candidate.folder,
-                limits=SandboxLimits(seconds=min(self.judge.budget, 60.0)),
+                limits=SandboxLimits(seconds=max(1.0, min(self._left(), 60.0))),
             )
+            if self.traced[_text(label)].failed is not None:
+                break
         for traced in self.traced.values():
             if not traced.imported:
                 assert traced.failed is not None
@@ -341,11 +246,14 @@ class _Judgement:
         for label, traced in self.traced.items():
             try:
                 for number in self.judge.measured:
-                    problem = None
-                    if self.works.get((label, number)):
+                    if not self.works.get((label, number)):
+                        continue
+                    with self._limited(label, number):
                         problem = self._measured(label, number, traced.programs[number])
-                    if problem is not None:
-                        return self._without_work(label, number, problem)
+                        if problem is not None:
+                            return self._without_work(label, number, problem)
+                    if (label, number) in self.endless:
+                        return self._without_work(label, number, self._endless(label, number))
             except Exception:  # the next stages say what is wrong with such a program
                 continue
         if 2 * len(without) > looked - len(self.first) * len(self.traced):
@@ -362,7 +270,8 @@ class _Judgement:
         work = work_of(program.jaxpr, args, target, self.judge.timeout, integers=integers)
         if number == 0:
             self.work = work
-        return problem_with(program.jaxpr, work, whole, copies=copies)
+        moves = number > 0 and not whole and not self.work.copies  # what copies all by chance
+        return problem_with(program.jaxpr, work, whole, copies=copies or moves)
 
     def _without_work(self, label: str, number: int, problem: tuple[str, str]) -> Stage:
         name, sentence = problem
@@ -380,7 +289,7 @@ class _Judgement:
                 continue
             problem = self._checked("compiles", _text(label), 0, traced.programs[0], "")
             if isinstance(problem, str):
-                missing = problem
+                missing = problem or "the budget ended"
                 continue
             compiled += 1
             if problem is not None:
@@ -399,18 +308,20 @@ class _Judgement:
         left = 0
         for label, traced in self.traced.items():
             for number in numbers:
-                if self._late() and judged:
+                if self.cut:
                     left += 1
                     continue
                 if not self._serves(traced, number):
                     continue
                 problem = self._call(stage, label, traced, number, checks)
+                left += self.cut
                 if self.undecided:
                     return Stage(name=stage, verdict="not run", sentence=self.undecided)
                 if problem == "":
                     continue
                 variant = self.task.calls[number].variant
-                if variant and isinstance(problem, Counterexample) and problem.name in _UNSERVED:
+                unserved = _UNSERVED_LARGE if variant == LARGE else _UNSERVED
+                if variant and isinstance(problem, Counterexample) and problem.name in unserved:
                     self.unserved[variant] = problem.sentence
                     continue
                 applied = True
@@ -421,13 +332,21 @@ class _Judgement:
                 assert isinstance(problem, Counterexample)
                 first = first or problem
                 self._add(problem)
+        if first is None and left and not judged:
+            return self._out_of_time()
         if not numbers or not applied:
             return Stage(name=stage, verdict="not applicable")
         share = round(right / judged, 4)
         if first is not None:
             return _of_example(stage, first, judged, share)
-        sentence = f"the budget ended before {left} more calls" if left else ""
+        calls = "call was judged in full" if left == 1 else "calls were judged in full"
+        sentence = f"the budget ended before {left} more {calls}" if left else ""
         return Stage(name=stage, verdict="passed", calls=judged, share=share, sentence=sentence)
+
+    def _out_of_time(self) -> Stage:
+        budget = f"the budget of {self.judge.budget:g} s"
+        self.undecided = f"{budget} ended before the stage {self.stage} did; give more"
+        return Stage(name=self.stage, verdict="not run", sentence=self.undecided)
 
     def _call(
         self, stage: str, label: str, traced: Traced, number: int, checks: Sequence[str]
@@ -437,11 +356,11 @@ class _Judgement:
             return self._refusal(stage, label, number, traced.refused[number])
         outcome: Counterexample | str | None = ""
         if stage in ("given", "hidden") and number in self.judge.measured:
-            checks = (*checks, "padding")  # one or two runs more
+            checks = (*checks, "padding", *self.judge.of_relations)  # a few runs more
         for name in checks:
             problem = self._checked(stage, label, number, traced.programs[number], name)
-            if isinstance(problem, Counterexample) or self.undecided:
-                return problem
+            if isinstance(problem, Counterexample) or self.undecided or self.cut:
+                return problem if problem is not None else outcome
             outcome = None if problem is None else outcome
         return outcome
 
@@ -460,10 +379,34 @@ class _Judgement:
                     program = traced.programs[at]
                     problem = self._checked("gradients", label, number, program, "forward", True)
                 judged += 1
+                if self.cut:
+                    return self._out_of_time()
                 if isinstance(problem, Counterexample):
                     self._add(problem)
                     return _of_example("gradients", problem, judged)
         return Stage(name="gradients", verdict="passed", calls=judged, share=1.0)
+
+    def _unusual(self) -> Iterator[str]:
+        """Yield how the answers differ for NaN, infinity and huge numbers, if all else is right."""
+        import jax
+
+        if any(stage.verdict == "failed" for stage in self.stages):
+            return
+        label, traced = next(iter(self.traced.items()))
+        for name, args, expected in self.judge.unusual:
+            program = traced.programs.get(self.judge.smallest)
+            if program is None or self._left() <= 0:
+                return
+            text = ""
+            try:
+                with self._limited(label, self.judge.smallest):
+                    limits = Limits(out_of_bounds="fill")
+                    run = simulate(program, *args, target=Label.of(label).target, limits=limits)
+                    text = difference(name, expected, jax.tree.leaves(run.values))
+            except PallasError:
+                continue
+            if text:
+                yield text
 
     def cost(self) -> Stage:
         """Say what the largest call costs."""
@@ -476,8 +419,49 @@ class _Judgement:
 
     # One call.
 
-    def _late(self) -> bool:
-        return time.monotonic() - self.begun > self.judge.budget
+    def _left(self) -> float:
+        """Seconds of the budget that the current stage may take yet."""
+        budget = self.judge.budget * _SHARES.get(self.stage, 1.0)
+        return self.begun + budget - time.monotonic()
+
+    @contextlib.contextmanager
+    def _limited(self, label: str, number: int) -> Generator[None]:
+        """End what a call runs when the stage's time ends.
+
+        Raises:
+          PallasError: of what runs, unless its time ended.
+        """
+        begun, left = time.process_time(), self._left()
+        few = self.stage in ("kernel", "given", "hidden")  # runs
+        self.judge.expected.running = False
+        line = ""
+        if left <= 0:
+            self.cut = True
+        try:
+            with ending_whole(max(left, 0.001)):
+                yield
+            if few:
+                self.longest = max(self.longest, time.process_time() - begun)
+            return
+        except OverdueError as late:
+            line = late.line
+        except PallasError as error:
+            if not error.timed_out:
+                raise
+            line = getattr(error, "line", "")
+        seconds = time.process_time() - begun
+        if self.judge.expected.running:
+            self.undecided = f"the reference did not end in {seconds:.3g} s"
+            return
+        fair = self.judge.timeout
+        if few:
+            share = _ENDLESS_SHARE * self.judge.budget
+            fair = min(fair, max(share, _ENDLESS_RATIO * self.longest))
+        if seconds < 0.9 * fair:
+            self.cut = True
+        else:
+            where = f", at {line}" if line else ""
+            self.endless[label, number] = f"a run did not end in {seconds:.2g} s of CPU time{where}"
 
     def _serves(self, traced: Traced, number: int) -> bool:
         """Return whether a call counts: it must, or the candidate serves its dtype or option.
@@ -522,18 +506,28 @@ class _Judgement:
         args, reference = call.arguments.args, call.reference
         if gradient:
             args, reference = self.judge.gradient(number)
+        if self._left() <= 0:
+            self.cut = True
+            return ""
         keywords: dict[str, Any] = {"checks": name} if name else {}
+        for property_name, value in self.judge.properties.items():
+            of_calls = property_name in ("relations", "ignored")  # which look at options
+            if property_name in ("tolerance", "nan_ok") or not (
+                gradient or (of_calls and call.case.options)
+            ):
+                keywords[property_name] = value
         without = not self.works.get((label, number), True)
         if gradient:  # which may be left to jnp
             without = not live_kernel_calls(program.jaxpr)
         try:
-            self.judge.checker(label)(
-                _through_a_kernel(program) if without else program,
-                args,
-                reference,
-                name=self.candidate.function,
-                **keywords,
-            )
+            with self._limited(label, number):
+                self.judge.checker(label)(
+                    _through_a_kernel(program) if without else program,
+                    args,
+                    reference,
+                    name=self.candidate.function,
+                    **keywords,
+                )
         except (NotApplicableError, BackendUnavailableError) as error:
             return first_line(error)
         except OptionError:
@@ -542,48 +536,23 @@ class _Judgement:
             self.undecided = first_line(error)
             return None
         except PallasError as error:
-            return self._of_error(stage, label, number, error, name)
+            example = self._example(stage, label, number, "", "", line=" ")
+            return of_error(example, error, name, lambda: self._line(label, number))
         except Exception as error:  # a program that JAX cannot trace again
             sentence = f"{type(error).__name__}: {first_line(error)}"
             return self._example(stage, label, number, "no program", sentence)
-        return None
+        if (label, number) in self.endless:
+            name, sentence = self._endless(label, number)
+            return self._example(stage, label, number, name, sentence)
+        return "" if self.cut else None
 
-    def _of_error(
-        self, stage: str, label: str, number: int, error: PallasError, check_name: str
-    ) -> Counterexample:
-        """Return what an error says, as data."""
-        name = next((name for kind, name in _NAMES if isinstance(error, kind)), "raises")
-        failure = facts_of(error).failure
-        failed = None if failure is None or failure.result is None else failure.result.failed
-        findings = getattr(error, "findings", ())
-        line = next((finding.line for finding in findings if finding.line), "")
-        example = self._example(stage, label, number, name, _sentence(error), line=line)
-        example = replace(example, block=_fact(error, "block"), cause=_fact(error, "cause"))
-        if check_name == "immutability":
-            example = replace(example, name="changes its inputs")
-        elif check_name == "padding" and name == "wrong answer":
-            return replace(example, name="reads padding")
-        if failed is None:
-            return example
-        kind = _KINDS.get(failed.kind, name)
-        return replace(
-            example,
-            name=kind if name == "wrong answer" else name,
-            sentence=failed.explanation.summary if failed.explanation else example.sentence,
-            output=failed.where,
-            index=failed.worst_index or (),
-            kernel=failed.actual_value,
-            expected=failed.expected_value,
-            error=failed.error,
-            allowed=failed.allowed,
-            wrong=failed.wrong,
-            patterns=failed.patterns,
-            line=line or self._line(label, number),
-        )
+    def _endless(self, label: str, number: int) -> tuple[str, str]:
+        return "timed out", self.endless[label, number]
 
     def _line(self, label: str, number: int) -> str:
         """Return the line of the kernel's call."""
-        program = self.traced[label].programs.get(number) if label in self.traced else None
+        traced = self.traced.get(label) or self._traced_for(Label.of(label))
+        program = None if traced is None else traced.programs.get(number)
         calls = [] if program is None else kernel_calls(program.jaxpr)
         return next((call.source for call in calls if call.source), "")
 
@@ -677,14 +646,3 @@ def _of_example(name: str, example: Counterexample, calls: int, share: float = 0
         calls=calls,
         share=share,
     )
-
-
-def _fact(error: PallasError, name: str) -> str:
-    """Return a fact of an error's explanation, such as its cause; "" without one."""
-    facts = () if error.explanation is None else error.explanation.facts
-    return next((fact.text for fact in facts if fact.name == name), "")
-
-
-def _sentence(error: PallasError) -> str:
-    """Return what an error says, in a line: its summary, or else its first line."""
-    return first_line(error) if error.explanation is None else error.explanation.summary

@@ -16,10 +16,12 @@ from typing import Any
 
 import numpy as np
 
+from pallas_sim.dtypes import is_float
 from pytest_pallas.candidates.codec import ProgramData
 from pytest_pallas.candidates.jail import SandboxLimits
 from pytest_pallas.candidates.sandbox import Case, Failed, Sandbox
 from pytest_pallas.candidates.source import CandidateSource, candidate_of
+from pytest_pallas.draw.dtypes import as_dtype
 
 #: A shape and the name of a dtype.
 Shaped = tuple[tuple[int, ...], str]
@@ -130,9 +132,10 @@ def driven(path: Path, needed: str = "workload") -> CandidateSource:
       OptionError: there is no such file.
     """
     source = candidate_of(f"{path}:{needed}")
-    text = _DRIVER.format(module=source.module.removesuffix(".py"), needed=needed)
+    name = source.module.removesuffix(".py").replace("/", ".")
+    text = _DRIVER.format(module=name, needed=needed)
     files = {**source.files, _DRIVER_NAME: text}
-    return replace(source, name=path.name, files=files, module=_DRIVER_NAME)
+    return replace(source, name=path.name, files=files, module=_DRIVER_NAME, package="")
 
 
 def of_driver(line: str) -> bool:
@@ -236,6 +239,19 @@ class Workload:
         cases = [call.case for call in calls]
         return trace(self.source, "workload", cases, self.sandbox, self.target)
 
+    def in_float64(self, call: SuiteCall) -> ProgramData | None:
+        """Return what the task computes of floats in float64; None if it refuses them.
+
+        That is what is exact: the program of a call in bfloat16 rounds to bfloat16 in between,
+        whatever it is given.
+        """
+        wide = tuple(
+            (shape, "float64" if _is_float(dtype) else dtype) for shape, dtype in call.args
+        )
+        case = Case(args=wide, options=call.config)
+        (program,) = trace(self.source, "workload", [case], self.sandbox, self.target)
+        return program if isinstance(program, ProgramData) else None
+
     def _made(self, configs: Sequence[Mapping[str, int]]) -> list[ProgramData | Failed]:
         seed: Shaped = ((), "int32")
         cases = [Case(args=(seed,), options=config) for config in configs]
@@ -278,6 +294,10 @@ def trace(
 def shaped(program: ProgramData) -> tuple[Shaped, ...]:
     """Return shape and dtype of each result of a program."""
     return tuple((tuple(aval.shape), str(aval.dtype)) for aval in program.jaxpr.out_avals)
+
+
+def _is_float(dtype: str) -> bool:
+    return is_float(as_dtype(dtype))
 
 
 def _alike(given: Sequence[Shaped], made: Sequence[Shaped]) -> bool:

@@ -15,10 +15,10 @@ from pallas_sim.dtypes import is_float
 from pallas_sim.errors import OptionError
 from pytest_pallas.candidates.sandbox import Case
 from pytest_pallas.draw.arguments import Arguments, as_arguments
-from pytest_pallas.draw.arrays import arrays
+from pytest_pallas.draw.arrays import MAX_SEED, arrays, build
 from pytest_pallas.draw.dtypes import as_dtype
 from pytest_pallas.draw.examples import choose
-from pytest_pallas.draw.sizes import parse
+from pytest_pallas.draw.sizes import concrete, holds, parse
 from pytest_pallas.errors import KernelReferenceError
 
 #: Numbers of calls: those that stand for the shapes that were given, and the hidden ones.
@@ -35,6 +35,12 @@ _VARIANTS = 2
 
 #: Most elements of an array: simulating more takes long.
 MOST_ELEMENTS = 1 << 16
+
+#: The variant of a call whose arrays are larger: a candidate may keep all of them in fast memory.
+LARGE = f"arrays of more than {MOST_ELEMENTS:,} elements"
+
+#: Most elements of all arrays of such a call.
+_LARGE_ELEMENTS = 1 << 18
 
 #: Below this, the answers of float32 are no numbers to compare.
 _TINY = 1e-30
@@ -266,11 +272,42 @@ def _variants(
                 arguments = _with_dtype(rng, base.arguments, as_dtype(dtype))
                 if arguments is not None:
                     yield from _variant(reference, inputs, base, arguments, dtype)
+    if isinstance(inputs.inputs, str):
+        yield from _large(reference, inputs, bases[0], seed)
     base = bases[0]
     given = {**inputs.options, **base.arguments.options}
     for name, value in other_options(reference, len(base.arguments.args), given):
         arguments = replace(base.arguments, options={**base.arguments.options, name: value})
         yield from _variant(reference, inputs, base, arguments, f"{name}={value}")
+
+
+def _large(
+    reference: Callable[..., Any], inputs: TaskInputs, base: DrawnCall, seed: int
+) -> Iterator[DrawnCall]:
+    """Yield a call whose largest array has more than ``MOST_ELEMENTS`` elements, if there is one.
+
+    Its sizes are those of another call, doubled one after the other.
+    """
+    spec = parse(inputs.inputs)
+    sizes = {name: int(base.arguments.recipe[name]) for name in spec.variables}
+    growing = list(np.random.default_rng(seed).permutation(sorted(sizes)))
+
+    def elements(sizes: Mapping[str, int]) -> list[int]:
+        return [math.prod(shape) for shape in concrete(spec, sizes)]
+
+    while growing and max(elements(sizes)) <= MOST_ELEMENTS:
+        name = growing.pop(0)
+        larger = {**sizes, name: 2 * sizes[name]}
+        if sum(elements(larger)) <= _LARGE_ELEMENTS and all(
+            holds(constraint, larger) for constraint in spec.constraints
+        ):
+            growing.append(name)
+            sizes = larger
+    if max(elements(sizes), default=0) > MOST_ELEMENTS:
+        dtypes = [as_dtype(dtype) for dtype in inputs.dtypes]
+        drawn = build(spec, sizes, dtypes, values="normal", seed=seed % MAX_SEED)
+        arguments = Arguments(args=tuple(drawn), recipe=drawn.recipe)
+        yield from _variant(reference, inputs, replace(base, example=repr(drawn)), arguments, LARGE)
 
 
 def _variant(
@@ -393,7 +430,11 @@ def _answers(reference: Callable[..., Any], args: Sequence[Any]) -> list[Any]:
     import jax
 
     try:
-        return [np.asarray(leaf) for leaf in jax.tree.leaves(reference(*args))]
+        try:
+            answers = reference(*args)
+        except AttributeError:  # of arrays of numpy, such as ``at``
+            answers = reference(*map(jax.numpy.asarray, args))
+        return [np.asarray(leaf) for leaf in jax.tree.leaves(answers)]
     except Exception as error:  # whatever a reference raises
         raise KernelReferenceError(
             f"the reference raised {type(error).__name__}: {error}"

@@ -36,6 +36,9 @@ QUESTIONS: Mapping[str, str] = {
     "cost": "what does it cost?",
 }
 
+#: Lines of a message that the text of a report has; its JSON has all.
+_MOST_DETAILS = 4
+
 Verdict = Literal["passed", "failed", "not run", "not applicable"]
 
 
@@ -48,6 +51,7 @@ class Counterexample:
       target: the backend, such as ``"tpu-sim:v6e"``.
       name: what is wrong, in a word or two: ``"wrong answer"``, ``"race"``.
       sentence: for a reader.
+      details: more lines of it, such as the rest of a compiler's message.
       shapes: of the arguments.
       dtypes: of the arguments.
       options: keyword arguments.
@@ -70,6 +74,7 @@ class Counterexample:
     target: str
     name: str
     sentence: str
+    details: tuple[str, ...] = ()
     shapes: tuple[tuple[int, ...], ...] = ()
     dtypes: tuple[str, ...] = ()
     options: Mapping[str, Any] = field(default_factory=dict[str, Any])
@@ -153,10 +158,13 @@ class Report:
       counterexamples: the calls that show what is wrong, the first of each kind.
       digest: a name of the programs that were judged; "" if there are none. Programs of the same
         digest compute the same.
+      files: SHA-256 of each file that the candidate was made of.
       programs: the digest of each program, by shapes.
       functions: these programs as functions of arrays, by shapes: what to time, and to run.
       work: of the first call.
       task: what is doubtful about the task itself.
+      unusual: how answers differ from the reference's in what is finite, for one element of NaN,
+        infinity or a huge number; no reason to refuse it.
       unserved: hidden dtypes and options that the candidate does not serve, and why.
       in_force: what the sandbox took away from the candidate.
       targets: the backends.
@@ -172,12 +180,14 @@ class Report:
     stages: tuple[Stage, ...]
     counterexamples: tuple[Counterexample, ...] = ()
     digest: str = ""
+    files: Mapping[str, str] = field(default_factory=dict[str, str])
     programs: Mapping[str, str] = field(default_factory=dict[str, str])
     functions: Mapping[str, Callable[..., Any]] = field(
         default_factory=dict[str, Any], repr=False, compare=False
     )
     work: Work = field(default_factory=Work)
     task: tuple[str, ...] = ()
+    unusual: tuple[str, ...] = ()
     unserved: tuple[str, ...] = ()
     in_force: tuple[str, ...] = ()
     targets: tuple[str, ...] = ()
@@ -256,12 +266,14 @@ def _lines(report: Report) -> list[str]:
         lines.append(text + (f": {stage.sentence}" if stage.sentence else ""))
     lines += [f"  task: {sentence}" for sentence in report.task]
     lines += [f"  not served: {sentence}" for sentence in report.unserved]
+    lines += [f"  unusual: {sentence}" for sentence in report.unusual]
     for example in report.counterexamples:
         shapes = ", ".join(
             f"{dtype}{list(shape)}"
             for shape, dtype in zip(example.shapes, example.dtypes, strict=True)
         )
         lines.append(f"  {example.name} on {example.target} of {shapes}")
+        lines += [f"    {detail}" for detail in example.details[:_MOST_DETAILS]]
         for name, text in (
             ("example", example.example),
             ("line", example.line),

@@ -70,9 +70,11 @@ class ExpectedCache:
     Attributes:
       seconds: the time limit of a reference.
       kept: the values.
+      running: whether a reference is evaluated, or was when a limit of the caller ended it.
     """
 
     seconds: float = LEAST
+    running: bool = False
     kept: LastUsed[Expected] = field(default_factory=lambda: LastUsed(_CALLS, _CALL_BYTES))
 
     def get(
@@ -88,8 +90,10 @@ class ExpectedCache:
         key = identity(reference), digest((args, dict(options))), nan_ok, products
         values = self.kept.get(key)
         if values is None:
+            self.running = True
             with ending(self.seconds, _LATE):
                 values = expected(reference, args, options, nan_ok=nan_ok, products=products)
+            self.running = False
             leaves = [leaf for leaf in jax.tree.leaves(args) if _is_array(leaf)]
             leaves += [array for _, array in values.oracle]
             self.kept.add(key, values, FLOAT_BYTES * sum(map(np.size, leaves)))

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from pallas_test_support.forked_python import run_python
 
-from pytest_pallas.candidates.codec import _REASONS
+from pytest_pallas.candidates.codec import REASONS
 from pytest_pallas.candidates.verdicts import QUESTIONS, WEIGHTS
 
 TEXT = (Path(__file__).parents[2] / "docs/judge.md").read_text()
@@ -36,7 +36,7 @@ def test_stages_and_weights_are_those_of_the_code():
 
 @pytest.mark.parametrize("name", ["inline_mgpu", "pure_callback", "io_callback", "ffi_call"])
 def test_what_is_refused_by_name_is_named(name):
-    assert name in _REASONS
+    assert name in REASONS
     assert f"`{name}`" in TEXT
 
 

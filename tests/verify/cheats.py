@@ -289,7 +289,22 @@ CHEATS: dict[str, tuple[str, str]] = {
         "    o_ref[...] = jax.lax.while_loop(\n"
         "        lambda z: True, lambda z: z + 1, 2 * x_ref[...] + y_ref[...])\n"
         "def kernel(x, y): return right(x, y, body2)",
-        "too many steps",
+        "timed out",
+    ),
+    "endless_at_hidden_sizes": (
+        RIGHT + "def body2(x_ref, y_ref, o_ref):\n"
+        "    o_ref[...] = jax.lax.while_loop(\n"
+        "        lambda z: x_ref.shape != (16, 128),\n"
+        "        lambda z: z + 1, 2 * x_ref[...] + y_ref[...])\n"
+        "def kernel(x, y): return right(x, y, body2)",
+        "timed out",
+    ),
+    "traces_hidden_sizes_without_end": (
+        RIGHT + "def kernel(x, y):\n"
+        "    while x.shape != (16, 128):\n"
+        "        pass\n"
+        "    return right(x, y)",
+        "timed out",
     ),
     # State.
     "counts_its_traces": (
@@ -440,7 +455,7 @@ CHEATS: dict[str, tuple[str, str]] = {
         RIGHT + "def kernel(x, y):\n"
         "    return jax.lax.while_loop(\n"
         "        lambda c: c[1] < 2, lambda c: (c[0] + 1, c[1]), (right(x, y), 0))[0]",
-        "too many steps",
+        "timed out",
     ),
     # No candidates.
     "not_python": ("This is a kernel: trust me.", "SyntaxError"),

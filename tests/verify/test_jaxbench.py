@@ -372,3 +372,52 @@ def test_a_task_without_a_trace_is_what_the_suite_calls_an_error(tmp_path: Path)
     (verdict,) = verify_suite(find_tasks(suite(tmp_path, {"1p_Int": files})), compiles=False)
     assert (verdict.own.status, verdict.verdict) == ("error", "undecided")
     assert "TypeError" in verdict.why
+
+
+def test_a_candidate_of_a_suite_may_import_what_is_beside_it(tmp_path: Path) -> None:
+    folder = tmp_path / "benchmark" / "1p_scale"
+    folder.mkdir(parents=True)
+    (folder / "baseline.py").write_text(BASELINE)
+    (folder / "parts.py").write_text(KERNEL)
+    beside = tmp_path / "candidate.py"
+    beside.write_text("from parts import call\ndef workload(x, w): return call(x, w, x.shape[1])")
+    (tmp_path / "parts.py").write_text(KERNEL)
+    (verdict,) = verify_suite(find_tasks(folder, kernel=beside), seed=1, compiles=False)
+    assert verdict.verdict == "passed", verdict.why
+
+
+#: Rounds to bfloat16 in between, among others where few keys nearly cancel.
+ATTENTION = (
+    HEAD
+    + """
+def create_inputs():
+    keys = jax.random.split(jax.random.key(0), 3)
+    q, k, v = (jax.random.normal(key, (256, 128), dtype=jnp.bfloat16) for key in keys)
+    return q * 128**-0.5, k * 0.02, v * 0.02
+
+def workload(q, k, v):
+    scores = jnp.where(jnp.tril(jnp.ones((256, 256), bool)), jnp.einsum("qd,kd->qk", q, k), -1e30)
+    return jnp.einsum("qk,kd->qd", jax.nn.softmax(scores, axis=-1), v)
+"""
+)
+
+
+def test_the_reference_of_a_suite_is_exact(tmp_path: Path) -> None:
+    """A kernel with the error of one rounding only is refused if its oracle rounds to bfloat16."""
+    (tmp_path / "baseline.py").write_text(ATTENTION)
+    (tmp_path / "kernel.py").write_text(
+        HEAD
+        + """
+def body(q_ref, k_ref, v_ref, o_ref):
+    q, k, v = (ref[...].astype(jnp.float32) for ref in (q_ref, k_ref, v_ref))
+    scores = jnp.dot(q, k.T)
+    rows, columns = (jax.lax.broadcasted_iota(jnp.int32, scores.shape, axis) for axis in (0, 1))
+    weights = jnp.exp(jnp.where(rows >= columns, scores, -1e30))
+    o_ref[...] = (jnp.dot(weights, v) / weights.sum(1, keepdims=True)).astype(o_ref.dtype)
+
+def workload(q, k, v):
+    return pl.pallas_call(body, out_shape=jax.ShapeDtypeStruct(q.shape, q.dtype))(q, k, v)
+"""
+    )
+    (verdict,) = verify_suite(find_tasks(tmp_path), seed=1, compiles=False)
+    assert verdict.verdict == "passed", verdict.why

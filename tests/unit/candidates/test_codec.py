@@ -26,7 +26,8 @@ from pallas_sim.simulation import SimulatedCall, evaluate
 from pallas_sim.tracing import tracing_for
 from pytest_pallas import ProgramError
 from pytest_pallas.candidates import codec
-from pytest_pallas.candidates.codec import ProgramData, decode, encode
+from pytest_pallas.candidates.codec import ProgramData, encode
+from pytest_pallas.candidates.program_reader import decode
 from pytest_pallas.compat import programs
 from pytest_pallas.draw.arguments import as_arguments
 from pytest_pallas.draw.arrays import draw_once

@@ -440,3 +440,72 @@ def test_bytes_that_are_no_text_are_no_python(tmp_path: Path) -> None:
     report = verify(f"{path}:kernel", doubled, "m n", targets=SIM, hidden=2, seed=1)
     assert report.failed is not None
     assert report.failed.name == "imports"
+
+
+UNUSUAL = """
+import jax, jax.numpy as jnp
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+
+def positive(x, body, **options):
+    return pl.pallas_call(body, out_shape=jax.ShapeDtypeStruct(x.shape, x.dtype), **options)(x)
+
+def keeps_nan(x, factor=1, scratch=()):
+    def body(x_ref, o_ref, *scratch):
+        o_ref[...] = factor * jnp.maximum(x_ref[...], 0)
+    return positive(x, body, scratch_shapes=scratch)
+
+def drops_nan(x):
+    def body(x_ref, o_ref):
+        o_ref[...] = jnp.where(x_ref[...] > 0, x_ref[...], 0)
+    return positive(x, body)
+
+def wrong_if_large(x):
+    return keeps_nan(x, 1 if x.size <= 65536 else 2)
+
+def too_large(x):
+    return keeps_nan(x, scratch=[pltpu.VMEM((200 * x.size,), jnp.float32)] * (x.size > 65536))
+"""
+
+
+def test_large_arrays_and_unusual_numbers(tmp_path: Path) -> None:
+    names = ("keeps_nan", "drops_nan", "wrong_if_large", "too_large")
+    path = tmp_path / "unusual.py"
+    path.write_text(UNUSUAL)
+    keeps, drops, wrong, large = judge(
+        path, *names, reference=lambda x: jnp.maximum(x, 0), sizes={"m": 8, "n": 128}
+    )
+    assert (keeps.passed, keeps.unusual, keeps.unserved) == (True, (), ())
+    assert drops.passed
+    assert drops.unusual[0].startswith("NaN in argument 0: of ")
+    assert "1 are finite" in drops.unusual[0]
+    assert "unusual: NaN" in str(drops)
+    assert (wrong.passed, wrong.reason) == (False, "wrong answer")
+    assert np.prod(wrong.counterexamples[0].shapes[0]) > 65536
+    assert large.passed
+    assert "VMEM" in large.unserved[0]
+
+
+def test_the_properties_of_a_spec_count(file: Path) -> None:
+    """A relation sees what a wrong reference hides; calls with options have none."""
+
+    def factors(with_options: bool) -> pytest_pallas.KernelSpec:
+        arrays = pst.arrays("m n", dims={"m": [8, 16], "n": [128]}, dtype="float32")
+        options = {"options": {"factor": st.just(2.0)}} if with_options else {}
+        return pytest_pallas.KernelSpec(
+            name="scaled",
+            kernel=doubled,
+            reference=doubled,
+            inputs=pst.arguments(arrays, **options),
+            relations=[
+                pytest_pallas.Relation(
+                    name="negated",
+                    change=lambda call, rng: pytest_pallas.Arguments(tuple(-x for x in call.args)),
+                    expect=lambda outputs, call: outputs,
+                )
+            ],
+        )
+
+    for with_options in (False, True):
+        report = verify(f"{file}:scaled", spec=factors(with_options), targets=SIM, seed=3, hidden=2)
+        assert report.passed == with_options, str(report)
