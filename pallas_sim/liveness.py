@@ -14,9 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from pallas_sim.compat.jaxprs import is_literal, open_jaxpr, sub_jaxprs
+from pallas_sim.compat.jaxprs import called_by, is_literal, open_jaxpr, sub_jaxprs
 from pallas_sim.dtypes import Array
-from pallas_sim.evaluation import CALLS, called
 from pallas_sim.machine import Machine
 from pallas_sim.order.accesses import root
 
@@ -107,8 +106,9 @@ def _operands(eqn: Any, outputs: Sequence[Use], uses: dict[int, list[Use]]) -> S
         before = uses.get(id(eqn), [()] * len(outputs))
         uses[id(eqn)] = [_joined(*pair) for pair in zip(before, outputs, strict=True)]
         return everything
-    if name in CALLS:
-        return _follow(open_jaxpr(called(params))[0], outputs, uses)
+    called = called_by(eqn)
+    if called is not None:
+        return _follow(called[0], outputs, uses)
     if name == "slice" and params["strides"] is None:
         starts = params["start_indices"]
         whole = tuple((0, size) for size in eqn.outvars[0].aval.shape)

@@ -20,7 +20,7 @@ from pallas_sim.exploration.past import (
 )
 from pallas_sim.exploration.polling import wait_for_more
 from pallas_sim.exploration.symmetry import are_alike
-from pallas_sim.exploration.witness import Witness, digest_of
+from pallas_sim.exploration.witness import Turn, Witness, brief, digest_of, story_of
 from pallas_sim.findings import Owner, Wait
 from pallas_sim.machine import Machine
 from pallas_sim.memory import Elements, Ref, Region
@@ -80,7 +80,7 @@ class Explorer(Choices):
     past: Past = field(default_factory=Past)
     chosen: list[int] = field(default_factory=list[int])
     memory: bool = field(default=False)
-    turns: list[Turn] = field(default_factory=list["Turn"])
+    turns: list[Turn] = field(default_factory=list[Turn])
     jaxpr: Any = None
     alike: bool = False
     waits_for_more: bool = False
@@ -252,7 +252,7 @@ class Explorer(Choices):
             return str(owner)
         copy = self._things[actor]
         source, target = copy.names
-        what = f"{source or 'memory'} -> {target or 'memory'}, {_brief(copy.line)}"
+        what = f"{source or 'memory'} -> {target or 'memory'}, {brief(copy.line)}"
         return f"copy {actor[2]} of {owner} ({what})"
 
     def _choose(self, enabled: tuple[Actor, ...]) -> Actor:
@@ -262,7 +262,7 @@ class Explorer(Choices):
     @property
     def story(self) -> tuple[str, ...]:
         """The order in lines, from where it leaves the plain one."""
-        return story_of(self)
+        return story_of(self.turns, self.steps, self.name_of)
 
     @property
     def witness(self) -> Witness:
@@ -615,78 +615,6 @@ class _Rounds:
     acts: int
     looks: int
     known: dict[Hashable, int]
-
-
-@dataclass(frozen=True)
-class Turn:
-    """Somebody was passed over, or went on after that.
-
-    Attributes:
-      step: before which step of the run.
-      actor: who.
-      late: whether it was passed over.
-    """
-
-    step: int
-    actor: Actor
-    late: bool
-
-
-#: How many lines tell an order.
-_LINES = 16
-
-#: What a step does, in words.
-_VERBS = {
-    "add": "adds {} to",
-    "subtract": "adds {} to",
-    "take": "takes {} from",
-    "peek": "sees {} on",
-    "look": "looks at",
-    "change": "reads and changes",
-    "arrive": "arrives at",
-    "pass": "passes",
-}
-
-#: Of operations that no line of the kernel names.
-_NOWHERE = ("", "")
-
-
-def story_of(explorer: Explorer) -> tuple[str, ...]:
-    """Tell in lines what the steps of a run did, from where it leaves the plain order."""
-    if not explorer.turns:
-        return ()
-    turns: dict[int, list[Turn]] = {}
-    for turn in explorer.turns:
-        turns.setdefault(turn.step, []).append(turn)
-    first = explorer.turns[0].step
-    last = max((turn.step for turn in explorer.turns if not turn.late), default=len(explorer.steps))
-    lines = [f"{first} steps in the plain order, then:"]
-    for number, step in enumerate(explorer.steps[first : last + 1], first):
-        for turn in turns.get(number, ()):
-            name = explorer.name_of(turn.actor)
-            lines.append(f"> {name} {'is late' if turn.late else 'goes on, after all others'}")
-        done = [
-            (_VERBS[kind].format(amount), step.where[kind, what])
-            for (kind, what), amount in step.operations.items()
-            if kind in _VERBS and step.where[kind, what] != _NOWHERE
-        ]
-        done += [
-            (_VERBS[access.atomic if access.atomic == "look" else "change"], access.where)
-            for access in step.accesses
-            if access.atomic
-        ]
-        if done:
-            acts = ", ".join(f"{verb} {name} ({_brief(line)})" for verb, (name, line) in done)
-            lines.append(f"  {explorer.name_of(step.actor)}: {acts}")
-    if len(lines) > _LINES:
-        half = _LINES // 2
-        lines[half:-half] = [f"  ... {len(lines) - 2 * half} more"]
-    return tuple(lines)
-
-
-def _brief(line: str) -> str:
-    """Return ``file:line`` without the folder."""
-    return line.rpartition("/")[2]
 
 
 # All orders: dynamic partial order reduction.

@@ -9,12 +9,19 @@ from the look to the condition.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from pallas_sim.compat.jaxprs import CALLS, called, is_literal, is_reference, open_jaxpr, sub_jaxprs
+from pallas_sim.compat.jaxprs import (
+    called_by,
+    equations,
+    equations_inside,
+    is_literal,
+    is_reference,
+    open_jaxpr,
+)
 
 #: How a value changes with the count that a round has seen: 1 if it never falls, -1 if it never
 #: rises, 0 if it stays; None if that is not known.
@@ -42,30 +49,21 @@ def wait_for_more(jaxpr: Any) -> bool:
     """
     known = _KNOWN.get(jaxpr)
     if known is None:
-        loops = [eqn for eqn in equations_of(open_jaxpr(jaxpr)[0]) if eqn.primitive.name == "while"]
+        loops = [eqn for eqn in equations(jaxpr) if eqn.primitive.name == "while"]
         known = _KNOWN[jaxpr] = all(_waits_for_more(loop) for loop in loops if looks(loop))
     return known
 
 
-def equations_of(jaxpr: Any) -> Iterator[Any]:
-    """Yield the equations of an open jaxpr, those inside of one after it."""
-    for eqn in jaxpr.eqns:
-        yield eqn
-        for inner in sub_jaxprs(eqn):
-            yield from equations_of(open_jaxpr(inner)[0])
-
-
 def looks(eqn: Any) -> bool:
     """Return whether an equation looks at semaphores, or those inside of it do."""
-    inner = (one for jaxpr in sub_jaxprs(eqn) for one in equations_of(open_jaxpr(jaxpr)[0]))
-    return eqn.primitive.name == _LOOK or any(one.primitive.name == _LOOK for one in inner)
+    return any(one.primitive.name == _LOOK for one in (eqn, *equations_inside(eqn)))
 
 
 def _waits_for_more(loop: Any) -> bool:
     """Return whether a round does nothing but look, and there is another one if it sees little."""
     params = loop.params
     condition, body = (open_jaxpr(params[part])[0] for part in ("cond_jaxpr", "body_jaxpr"))
-    inside = [*equations_of(condition), *equations_of(body)]
+    inside = list(equations(condition, body))
     if sum(eqn.primitive.name == _LOOK for eqn in inside) != 1:
         return False
     if any(eqn.primitive.name != _LOOK and _acts(eqn) for eqn in inside):
@@ -100,8 +98,9 @@ def _results(eqn: Any, operands: Sequence[Trend]) -> Sequence[Trend]:
     name = eqn.primitive.name
     if name == _LOOK:
         return [1]
-    if name in CALLS:
-        return _trends(open_jaxpr(called(eqn.params))[0], operands)
+    called = called_by(eqn)
+    if called is not None:
+        return _trends(called[0], operands)
     signs = _SIGNS.get(name)
     if name == "convert_element_type" and _keeps_order(eqn):
         signs = (1,)

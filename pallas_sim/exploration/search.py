@@ -34,7 +34,7 @@ from typing import Any, Literal
 import numpy as np
 
 from pallas_sim.errors import OptionError, PallasError, SimulationError
-from pallas_sim.exploration.explorer import Explorer, Redundant, Unrepeatable, story_of
+from pallas_sim.exploration.explorer import Explorer, Redundant, Unrepeatable
 from pallas_sim.exploration.orders import (
     DirectedOrder,
     ReducedOrder,
@@ -212,7 +212,7 @@ def _shown(runs: _Runs, outcome: _Outcome) -> Exploration:
         return runs.exploration("proved")
     if reversal is not None:
         explorer = reversal.outcome.explorer
-        facts = {"confirmed": True, "witness": explorer.witness, "story": story_of(explorer)}
+        facts = {"confirmed": True, "witness": explorer.witness, "story": explorer.story}
         return runs.exploration("wrong", **facts)
     return runs.exploration("wrong")
 
@@ -518,7 +518,7 @@ def _witnessed(runs: _Runs, outcome: _Outcome, fault: _Fault) -> Exploration:
         differs=fault.differs,
         confirmed=True,
         witness=best.explorer.witness,
-        story=story_of(best.explorer),
+        story=best.explorer.story,
     )
 
 

@@ -22,15 +22,15 @@ from typing import Any
 
 from pallas_sim.compat.grids import grid_facts
 from pallas_sim.compat.jaxprs import (
-    CALLS,
-    called,
+    called_by,
+    equations,
     is_literal,
     is_reference,
     open_jaxpr,
     scan_parts,
     sub_jaxprs,
 )
-from pallas_sim.exploration.polling import equations_of, looks
+from pallas_sim.exploration.polling import looks
 
 #: Primitives without operands whose results are the same on all devices.
 _CONSTANT = frozenset({"program_id", "num_programs", "iota", "get_barrier_semaphore"})
@@ -52,7 +52,7 @@ def are_alike(jaxpr: Any) -> bool:
         inner = open_jaxpr(jaxpr)[0]
         try:
             _differing(inner, [True] * len(inner.invars))
-            known = any(eqn.primitive.name == "shard_map" for eqn in equations_of(inner))
+            known = any(eqn.primitive.name == "shard_map" for eqn in equations(inner))
         except _UnlikeError:
             known = False
         _KNOWN[jaxpr] = known
@@ -95,8 +95,9 @@ def _results(eqn: Any, operands: list[bool]) -> Sequence[bool]:
     if name == "scan":
         constants, carried, _ = scan_parts(params, len(operands))
         return _of_loop(open_jaxpr(params["jaxpr"])[0], operands, constants, carried)
-    if name in CALLS:
-        return _differing(open_jaxpr(called(params))[0], operands)
+    called = called_by(eqn)
+    if called is not None:
+        return _differing(called[0], operands)
     if name == "pallas_call":
         facts = grid_facts(eqn)
         _require_alike(operands[at] for at in facts.sizes)
@@ -162,6 +163,5 @@ def _require_alike(values: Iterable[bool]) -> None:
 def _synchronizes(jaxpr: Any) -> bool:
     """Return whether a jaxpr does more than compute."""
     return bool(jaxpr.effects) or any(
-        eqn.effects or any(is_reference(var.aval) for var in eqn.invars)
-        for eqn in equations_of(jaxpr)
+        eqn.effects or any(is_reference(var.aval) for var in eqn.invars) for eqn in equations(jaxpr)
     )

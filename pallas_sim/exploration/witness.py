@@ -1,16 +1,17 @@
-"""``Witness``: the order of a run, as data and as one short word that replays it."""
+"""``Witness``: the order of a run, as data, as one short word that replays it, and in lines."""
 
 from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
 from pallas_sim.chips import TARGETS
 from pallas_sim.errors import OptionError
+from pallas_sim.exploration.past import Actor, ExploredStep
 
 #: Of the meaning of the choices: it rises when the same ones may lead to another run.
 VERSION = 1
@@ -131,3 +132,86 @@ def digest_of(jaxpr: Any) -> str:
     text = f"{closed}{[str(var.aval) for var in closed.invars]}"
     plain = re.sub(r"0x[0-9a-f]+| at \S+:\d+", "", text)
     return hashlib.blake2b(plain.encode(), digest_size=4).hexdigest()
+
+
+# An order in lines.
+
+
+@dataclass(frozen=True)
+class Turn:
+    """Somebody was passed over, or went on after that.
+
+    Attributes:
+      step: before which step of the run.
+      actor: who.
+      late: whether it was passed over.
+    """
+
+    step: int
+    actor: Actor
+    late: bool
+
+
+#: How many lines tell an order.
+_LINES = 16
+
+#: What a step does, in words.
+_VERBS = {
+    "add": "adds {} to",
+    "subtract": "adds {} to",
+    "take": "takes {} from",
+    "peek": "sees {} on",
+    "look": "looks at",
+    "change": "reads and changes",
+    "arrive": "arrives at",
+    "pass": "passes",
+}
+
+#: Of operations that no line of the kernel names.
+_NOWHERE = ("", "")
+
+
+def story_of(
+    turns: Sequence[Turn], steps: Sequence[ExploredStep], name_of: Callable[[Actor], str]
+) -> tuple[str, ...]:
+    """Tell in lines what the steps of a run did, from where it leaves the plain order.
+
+    Args:
+      turns: of the run.
+      steps: all of them.
+      name_of: gives what a reader calls an actor.
+    """
+    if not turns:
+        return ()
+    at: dict[int, list[Turn]] = {}
+    for turn in turns:
+        at.setdefault(turn.step, []).append(turn)
+    first = turns[0].step
+    last = max((turn.step for turn in turns if not turn.late), default=len(steps))
+    lines = [f"{first} steps in the plain order, then:"]
+    for number, step in enumerate(steps[first : last + 1], first):
+        for turn in at.get(number, ()):
+            name = name_of(turn.actor)
+            lines.append(f"> {name} {'is late' if turn.late else 'goes on, after all others'}")
+        done = [
+            (_VERBS[kind].format(amount), step.where[kind, what])
+            for (kind, what), amount in step.operations.items()
+            if kind in _VERBS and step.where[kind, what] != _NOWHERE
+        ]
+        done += [
+            (_VERBS[access.atomic if access.atomic == "look" else "change"], access.where)
+            for access in step.accesses
+            if access.atomic
+        ]
+        if done:
+            acts = ", ".join(f"{verb} {name} ({brief(line)})" for verb, (name, line) in done)
+            lines.append(f"  {name_of(step.actor)}: {acts}")
+    if len(lines) > _LINES:
+        half = _LINES // 2
+        lines[half:-half] = [f"  ... {len(lines) - 2 * half} more"]
+    return tuple(lines)
+
+
+def brief(line: str) -> str:
+    """Return ``file:line`` without the folder."""
+    return line.rpartition("/")[2]
