@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from pytest_pallas.compile.service import compiled_report
-from pytest_pallas.decoding import json_of
+from pytest_pallas.compile.service import CompileRequest, compiled_report
+from pytest_pallas.decoding import decode, json_of, parse
 
 CUSTOM_CALLS = ("tpu_custom_call",)
 
@@ -32,3 +32,8 @@ def flags() -> str:
 def good_reply() -> bytes:
     """What a compiler answers that found nothing wrong."""
     return json_of(compiled_report("v6e", (), kernel_calls=1, code_bytes=1000))
+
+
+def is_of_hang_here(payload: bytes) -> bool:
+    """Whether a program with a kernel called hang_here is to be compiled."""
+    return b"hang_here" in decode(CompileRequest, parse(payload)).module
