@@ -14,13 +14,12 @@ from pallas_sim.chips import Label
 from pallas_sim.errors import MissingRuleError, OptionError, PallasError, first_line
 from pytest_pallas.backends.ending import OverdueError, ending_whole
 from pytest_pallas.candidates.codec import ProgramData
-from pytest_pallas.candidates.criteria import Judge
+from pytest_pallas.candidates.criteria import Judge, difference
 from pytest_pallas.candidates.jail import SandboxLimits
 from pytest_pallas.candidates.mistakes import of_error
 from pytest_pallas.candidates.sandbox import Case, Failed, Traced, warm_sandbox
 from pytest_pallas.candidates.source import CandidateSource
 from pytest_pallas.candidates.task import LARGE, DrawnCall, KernelTask
-from pytest_pallas.candidates.unusual import difference
 from pytest_pallas.candidates.verdicts import (
     Counterexample,
     Report,
