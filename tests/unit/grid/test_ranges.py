@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import pytest
 from jax.experimental import pallas as pl
 
-from pallas_sim.traces import KernelConditions
+from pallas_sim.traces import KernelConditions, equations_inside
 from pytest_pallas import GridError, KernelSpec, analyze, check
 from pytest_pallas import strategies as pst
 
@@ -204,3 +204,25 @@ def test_every_number_is_within_its_range(seed):
     numbers = jax.vmap(computed)(jnp.arange(SIZE, dtype=jnp.int32))
     assert known.low <= int(numbers.min())
     assert int(numbers.max()) <= known.high
+
+
+@pytest.mark.parametrize(("start", "step"), [(100, 1), (5, 3), (5, -2)])
+def test_a_second_counter_of_a_loop_has_a_range_of_its_own(start, step):
+    """Of ``fori_loop`` with a bound that is known at run time: at most ``SIZE`` rounds."""
+
+    def body(o_ref):
+        def store(_, counter):
+            o_ref[...] = jnp.full((1, B), counter)
+            return counter + step
+
+        jax.lax.fori_loop(0, pl.program_id(0) + 1, store, jnp.int32(start))
+
+    def run():
+        block = pl.BlockSpec((1, B), lambda i: (i, 0))
+        shape = jax.ShapeDtypeStruct((SIZE, B), "int32")
+        return pl.pallas_call(body, grid=(SIZE,), out_specs=block, out_shape=shape)()
+
+    [kernel] = jax.make_jaxpr(run)().eqns
+    [store] = [eqn for eqn in equations_inside(kernel) if eqn.primitive.name == "swap"]
+    known = KernelConditions(kernel, [SIZE]).of_operand(store, 1)
+    assert {known.low, known.high} == {start, start + step * (SIZE - 1)}
