@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
+from pallas_test_support.chip_tables import TABLES, chips_as_before
 
 from pallas_sim import chips as gpus
 from pallas_sim import chips as targets
@@ -18,16 +19,10 @@ GPU = dataclasses.replace(gpus.GPUS["h100"], device_kind="NVIDIA H20", cores=78)
 TPU = dataclasses.replace(tpus.TPUS["v6e"], vmem=2**20)
 
 
-TABLES = (gpus.GPUS, tpus.TPUS, targets.TARGETS, targets._added)
-
-
 @pytest.fixture(autouse=True)
 def _restored():
-    before = [dict(table) for table in TABLES]
-    yield
-    for table, entries in zip(TABLES, before, strict=True):
-        table.clear()
-        table.update(entries)
+    with chips_as_before():
+        yield
 
 
 def test_the_chips_of_a_platform_are_those_that_it_has_facts_of():

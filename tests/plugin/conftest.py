@@ -19,6 +19,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from pallas_test_support.chip_tables import chips_as_before
 from pallas_test_support.forked_python import ForkedProcess, run_python
 from pallas_test_support.imported import import_dask, import_everything
 
@@ -195,7 +196,8 @@ def project(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Itera
     # An inner run settles the device count in the environment; the outer one has its own.
     monkeypatch.setenv("JAX_NUM_CPU_DEVICES", os.environ.get("JAX_NUM_CPU_DEVICES", "8"))
     set_hypothesis_home_dir(pytester.path / ".hypothesis")
-    yield Project(pytester)
+    with chips_as_before():
+        yield Project(pytester)
     set_hypothesis_home_dir(None)
 
 
