@@ -234,8 +234,8 @@ class KernelConditions:
     def results(self, grid: Sequence[int | None]) -> Iterator[tuple[Any, Any, Interval]]:
         """Yield each value that a ``pallas_call`` computes, before its dtype wraps it around.
 
-        That is its equation, or one that uses what a loop carries, the variable, and what is known;
-        also in its index maps.
+        That is its equation, or the first one that uses what a loop carries, the variable, and what
+        is known; also in its index maps.
 
         Args:
           grid: its sizes, with those of axes that the body does not see.
@@ -248,13 +248,13 @@ class KernelConditions:
                 index_map.known[var] = counting(0, most, ("program_id", axis))
             self._enter(index_map, 0)
         for frame in dict.fromkeys(frame for frames in self._frames.values() for frame in frames):
+            carried = dict(frame.known)
             for eqn in frame.jaxpr.eqns:
                 for var in eqn.outvars:
                     yield eqn, var, self._result(eqn, var, frame)
-                for var in frame.known.keys() & {
-                    atom for atom in eqn.invars if not is_literal(atom)
-                }:
-                    yield eqn, var, frame.known[var]
+                for atom in eqn.invars:
+                    if not is_literal(atom) and atom in carried:
+                        yield eqn, atom, carried.pop(atom)
 
     def _computed(self, atom: Any, frame: _CalledJaxpr) -> Interval:
         known = frame.known.get(atom)
