@@ -281,7 +281,7 @@ class Shrinking:
         parts: frozenset[Together],
         targets: Mapping[Together, int],
     ) -> dict[Together, int]:
-        """Return what sizes should become that were cut together, and of which one is 1 by now.
+        """Return new sizes for axes that were cut together, where one of them is 1 by now.
 
         Heads of queries can be fewer where one head of keys is left.
         """

@@ -2,9 +2,9 @@
 
 Compiling them is half of what these tests cost. ``bits_of_jaxlib_<version>.txt`` has a digest of
 what came back for each, by a digest of all that decides it: the program that JAX made, its
-operands, the version and the options of the compiler, and its pinned instructions. Of a program
-that is not there, or of which the simulator gives something else, XLA is asked. To write the file
-of the installed version anew, of all tests that compare bits::
+operands, the version and the options of the compiler, and its pinned instructions. XLA compiles a
+program that is not there, or for which the simulator gives something else. To write the file of the
+installed version anew, of all tests that compare bits::
 
     PALLAS_STORE_BITS=1 uv run pytest --slow tests/pallas_sim
 """
